@@ -1,0 +1,124 @@
+"""Guided decoding: a language model's output obeys a guide, token by token.
+
+Everything public is here; names are resolved on first use, so `import gd_plugin` loads neither torch's CUDA side,
+transformers, vllm, triton nor any grammar engine.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from gd_plugin.version import __version__
+
+if TYPE_CHECKING:
+    from gd_plugin.config import GuidedDecodingConfig
+    from gd_plugin.errors import (
+        BackendNotInstalledError,
+        CompileTimeoutError,
+        DeadEndError,
+        GuidedDecodingError,
+        GuideError,
+        GuideTooLargeError,
+        InvalidGuideError,
+        MatcherError,
+        RollbackError,
+        TokenRejectedError,
+        UnsatisfiableGuideError,
+        UnsupportedGuideError,
+        VocabularyError,
+    )
+    from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, register_backend
+    from gd_plugin.grammars.compiler import CacheInfo, GrammarMatcherFactory
+    from gd_plugin.grammars.history import MatcherTree
+    from gd_plugin.grammars.matcher import EngineMatcher, GrammarMatcher
+    from gd_plugin.grammars.vocabulary import Vocabulary
+    from gd_plugin.guides.guide import Guide, GuideType, Reasoning
+    from gd_plugin.guides.report import Problem
+    from gd_plugin.hf.processor import GuidedLogitsProcessor
+    from gd_plugin.hf.results import RowResult
+    from gd_plugin.masks.apply import apply_token_bitmask_
+    from gd_plugin.masks.bitmask import allocate_token_bitmask, row_has_valid_token
+
+# public name -> the module that defines it; held equal to the imports above by a test
+_HOMES = {
+    "Backend": "gd_plugin.grammars.backends.registry",
+    "BackendNotInstalledError": "gd_plugin.errors",
+    "CacheInfo": "gd_plugin.grammars.compiler",
+    "CompileTimeoutError": "gd_plugin.errors",
+    "CompiledGrammar": "gd_plugin.grammars.backends.registry",
+    "DeadEndError": "gd_plugin.errors",
+    "EngineMatcher": "gd_plugin.grammars.matcher",
+    "GrammarMatcher": "gd_plugin.grammars.matcher",
+    "GrammarMatcherFactory": "gd_plugin.grammars.compiler",
+    "Guide": "gd_plugin.guides.guide",
+    "GuideError": "gd_plugin.errors",
+    "GuideTooLargeError": "gd_plugin.errors",
+    "GuideType": "gd_plugin.guides.guide",
+    "GuidedDecodingConfig": "gd_plugin.config",
+    "GuidedDecodingError": "gd_plugin.errors",
+    "GuidedLogitsProcessor": "gd_plugin.hf.processor",
+    "InvalidGuideError": "gd_plugin.errors",
+    "MatcherError": "gd_plugin.errors",
+    "MatcherTree": "gd_plugin.grammars.history",
+    "Problem": "gd_plugin.guides.report",
+    "Reasoning": "gd_plugin.guides.guide",
+    "RollbackError": "gd_plugin.errors",
+    "RowResult": "gd_plugin.hf.results",
+    "TokenRejectedError": "gd_plugin.errors",
+    "UnsatisfiableGuideError": "gd_plugin.errors",
+    "UnsupportedGuideError": "gd_plugin.errors",
+    "Vocabulary": "gd_plugin.grammars.vocabulary",
+    "VocabularyError": "gd_plugin.errors",
+    "allocate_token_bitmask": "gd_plugin.masks.bitmask",
+    "apply_token_bitmask_": "gd_plugin.masks.apply",
+    "register_backend": "gd_plugin.grammars.backends.registry",
+    "row_has_valid_token": "gd_plugin.masks.bitmask",
+}
+
+__all__ = [
+    "Backend",
+    "BackendNotInstalledError",
+    "CacheInfo",
+    "CompileTimeoutError",
+    "CompiledGrammar",
+    "DeadEndError",
+    "EngineMatcher",
+    "GrammarMatcher",
+    "GrammarMatcherFactory",
+    "Guide",
+    "GuideError",
+    "GuideTooLargeError",
+    "GuideType",
+    "GuidedDecodingConfig",
+    "GuidedDecodingError",
+    "GuidedLogitsProcessor",
+    "InvalidGuideError",
+    "MatcherError",
+    "MatcherTree",
+    "Problem",
+    "Reasoning",
+    "RollbackError",
+    "RowResult",
+    "TokenRejectedError",
+    "UnsatisfiableGuideError",
+    "UnsupportedGuideError",
+    "Vocabulary",
+    "VocabularyError",
+    "__version__",
+    "allocate_token_bitmask",
+    "apply_token_bitmask_",
+    "register_backend",
+    "row_has_valid_token",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'gd_plugin' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,120 @@
+"""Backends by name: what an adapter must offer, and how a third party adds one."""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from importlib import import_module
+from typing import ClassVar
+
+from gd_plugin.config import GuidedDecodingConfig
+from gd_plugin.errors import BackendNotInstalledError
+from gd_plugin.grammars.matcher import GrammarMatcher
+from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.guides.guide import Guide
+from gd_plugin.guides.report import Problem
+
+__all__ = ["Backend", "BackendFactory", "CompiledGrammar", "backend_names", "create_backend", "register_backend"]
+
+
+class CompiledGrammar(ABC):
+    """A guide compiled for one vocabulary. Shared between threads; its matchers are not.
+
+    Attributes:
+        guide: the guide.
+        backend: name of the backend that enforces it.
+        reason: why this backend was chosen.
+        not_enforced: constructs that were dropped because the caller passed `strict=False`.
+        nbytes: memory it holds, as far as its engine tells.
+    """
+
+    guide: Guide
+    backend: str
+    reason: str = ""
+    not_enforced: tuple[Problem, ...] = ()
+    nbytes: int = 0
+
+    @abstractmethod
+    def create_matcher(self) -> GrammarMatcher:
+        """Return a new matcher at the start of the guide."""
+
+
+class Backend(ABC):
+    """A grammar engine for one vocabulary and one configuration. Safe to use from several threads."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def problems(self, guide: Guide) -> list[Problem]:
+        """Return what this backend cannot enforce exactly in `guide`; empty means that it can take all of it."""
+
+    @abstractmethod
+    def compile(self, guide: Guide) -> CompiledGrammar:
+        """Compile a guide.
+
+        Raises:
+            GuideError: the guide is wrong; the message has the place in front.
+        """
+
+
+BackendFactory = Callable[[Vocabulary, GuidedDecodingConfig], Backend]
+
+
+def _builtin(module: str, name: str, install: str) -> BackendFactory:
+    def create(vocabulary: Vocabulary, config: GuidedDecodingConfig) -> Backend:
+        try:
+            adapter = import_module(module)
+        except ImportError as error:
+            if isinstance(error, BackendNotInstalledError):
+                raise
+            raise BackendNotInstalledError(
+                f"backend {name!r} is not installed ({error}): pip install '{install}'", name=error.name
+            ) from error
+        backend: Backend = adapter.create_backend(vocabulary, config)
+        return backend
+
+    return create
+
+
+_lock = threading.Lock()
+_factories: dict[str, BackendFactory] = {
+    "xgrammar": _builtin("gd_plugin.grammars.backends.xgrammar", "xgrammar", "xgrammar>=0.2.8"),
+}
+
+
+def register_backend(name: str, factory: BackendFactory) -> None:
+    """Add a backend, or replace one of the same name.
+
+    Args:
+        name: what `backend=` will say; "auto" is taken.
+        factory: called as `factory(vocabulary, config)`, returns a `Backend`.
+
+    Raises:
+        ValueError: no name, or "auto".
+        TypeError: `factory` cannot be called.
+    """
+    if not isinstance(name, str) or not name or name == "auto":
+        raise ValueError(f"a backend needs a name other than 'auto', got {name!r}")
+    if not callable(factory):
+        raise TypeError(f"the factory of backend {name!r} must be callable, got {type(factory).__name__}")
+    with _lock:
+        _factories[name] = factory
+
+
+def backend_names() -> tuple[str, ...]:
+    """Names of all registered backends, in the order they are tried by "auto"."""
+    with _lock:
+        return tuple(_factories)
+
+
+def create_backend(name: str, vocabulary: Vocabulary, config: GuidedDecodingConfig) -> Backend:
+    """Return the backend called `name` for this vocabulary and configuration.
+
+    Raises:
+        ValueError: no such backend; the message lists those there are.
+        BackendNotInstalledError: its engine is missing; the message names the pip command.
+    """
+    with _lock:
+        factory = _factories.get(name)
+    if factory is None:
+        raise ValueError(f"unknown backend {name!r}; there are {', '.join(('auto', *backend_names()))}")
+    return factory(vocabulary, config)

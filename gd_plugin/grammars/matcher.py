@@ -1,0 +1,213 @@
+"""The matcher contract, and the part of it that every engine needs done the same way.
+
+GrammarMatcher    what everything above relies on; third parties implement it too
+EngineMatcher     owns stop tokens, termination, the token count and stray bits, so that an adapter only speaks to its
+                  engine: stop tokens never reach an engine, because engines disagree about them in every respect
+
+Until termination the mask equals the accept set: a bit is 1 exactly when `accept_token` of that id would return True.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from gd_plugin.errors import RollbackError
+from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.masks.bitmask import num_mask_words
+
+__all__ = ["EngineMatcher", "GrammarMatcher", "checked_row"]
+
+
+class GrammarMatcher(ABC):
+    """One request's state in a guide. Not thread-safe; `fork` gives an independent one."""
+
+    @abstractmethod
+    def accept_token(self, token_id: int) -> bool:
+        """Advance by one token and return True, or return False and leave the state as it was.
+
+        False for illegal ids, ids out of range, stop tokens before the guide is complete, and everything after
+        termination.
+        """
+
+    @abstractmethod
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the last `num_tokens` accepted tokens, stop tokens included.
+
+        Raises:
+            RollbackError: negative, or more than have been accepted; the state is as before the call.
+        """
+
+    @abstractmethod
+    def fill_next_token_bitmask(self, bitmask: torch.Tensor, index: int) -> None:
+        """Write row `index` of `bitmask`, int32 [rows, >=W] on the CPU, whole: legal ids 1, everything else 0.
+
+        After termination the row holds the stop tokens only. The state does not change.
+
+        Raises:
+            ValueError: wrong dtype, device, width, stride or index; nothing is written.
+            MatcherError: the engine failed; the row's content is undefined.
+        """
+
+    @abstractmethod
+    def is_terminated(self) -> bool:
+        """Tell whether a stop token has been accepted."""
+
+    @abstractmethod
+    def is_accepting(self) -> bool:
+        """Tell whether a stop token would be accepted now."""
+
+    @abstractmethod
+    def fork(self) -> "GrammarMatcher":
+        """Return an independent matcher in the same state."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Go back to the start, with an empty history."""
+
+    @property
+    @abstractmethod
+    def num_tokens(self) -> int:
+        """Accepted tokens that a rollback could undo, stop tokens included."""
+
+    def validate_tokens(self, token_ids: Sequence[int]) -> int:
+        """Return the length of the longest prefix of `token_ids` that would be accepted; the state is unchanged."""
+        accepted = 0
+        for token_id in token_ids:
+            if not self.accept_token(token_id):
+                break
+            accepted += 1
+        self.rollback(accepted)
+        return accepted
+
+    def forced_text(self) -> bytes:
+        """Return bytes that every continuation must start with; b"" if none, or if the engine cannot tell."""
+        return b""
+
+
+def checked_row(bitmask: torch.Tensor, index: int, num_words: int) -> torch.Tensor:
+    """Return row `index` as int32 [>=num_words], or raise the ValueError that the contract promises."""
+    if bitmask.dtype != torch.int32 or bitmask.device.type != "cpu":
+        raise ValueError(f"bitmask must be int32 on the CPU, got {bitmask.dtype} on {bitmask.device}")
+    if bitmask.dim() != 2:
+        raise ValueError(f"bitmask must be [rows, words], got shape {tuple(bitmask.shape)}")
+    if not 0 <= index < bitmask.shape[0]:
+        raise ValueError(f"row {index} is outside the bitmask's {bitmask.shape[0]} rows")
+    if bitmask.shape[1] < num_words:
+        raise ValueError(
+            f"bitmask has {bitmask.shape[1]} words a row, this vocabulary needs {num_words}; "
+            f"use allocate_token_bitmask(rows, vocab_size)"
+        )
+    if bitmask.stride(1) != 1:
+        raise ValueError(f"bitmask must have stride 1 along its words, got {bitmask.stride(1)}")
+    return bitmask[index]
+
+
+class EngineMatcher(GrammarMatcher):
+    """Base of the adapters: does what the contract says, given the six hooks below.
+
+    Hooks see text tokens only, never a stop token, and only while the matcher is not terminated.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._num_words = num_mask_words(vocabulary.vocab_size)
+        self._num_tokens = 0
+        self._terminated = False
+
+    @abstractmethod
+    def _engine_accept(self, token_id: int) -> bool:
+        """Advance the engine by a text token, or leave it as it was and return False."""
+
+    @abstractmethod
+    def _engine_rollback(self, num_tokens: int) -> None:
+        """Undo `num_tokens` text tokens, at least 1 and never more than were accepted."""
+
+    @abstractmethod
+    def _engine_fill(self, row: torch.Tensor) -> None:
+        """Write the legal text tokens into contiguous int32 [W]; stop and stray bits may hold anything."""
+
+    @abstractmethod
+    def _engine_accepting(self) -> bool:
+        """Tell whether the text so far matches the whole guide."""
+
+    @abstractmethod
+    def _engine_fork(self) -> "EngineMatcher":
+        """Return a new matcher whose engine is in the same state; the base class copies its own state."""
+
+    @abstractmethod
+    def _engine_reset(self) -> None:
+        """Go back to the start."""
+
+    def accept_token(self, token_id: int) -> bool:
+        """See `GrammarMatcher.accept_token`."""
+        if self._terminated or not 0 <= token_id < self._vocabulary.vocab_size:
+            return False
+        if token_id in self._vocabulary.stop_token_set:
+            if not self._engine_accepting():
+                return False
+            self._terminated = True
+        elif token_id in self._vocabulary.special_token_ids or not self._engine_accept(token_id):
+            return False
+        self._num_tokens += 1
+        return True
+
+    def rollback(self, num_tokens: int) -> None:
+        """See `GrammarMatcher.rollback`."""
+        if not 0 <= num_tokens <= self._num_tokens:
+            raise RollbackError(f"cannot roll back {num_tokens} tokens: {self._num_tokens} have been accepted")
+        # the stop token is always the last one and never reached the engine
+        text_tokens = num_tokens - (1 if self._terminated and num_tokens else 0)
+        if text_tokens:
+            self._engine_rollback(text_tokens)
+        if num_tokens:
+            self._terminated = False
+        self._num_tokens -= num_tokens
+
+    def fill_next_token_bitmask(self, bitmask: torch.Tensor, index: int) -> None:
+        """See `GrammarMatcher.fill_next_token_bitmask`."""
+        row = checked_row(bitmask, index, self._num_words)
+        if self._terminated:
+            row.zero_()
+        else:
+            self._engine_fill(row[: self._num_words])
+        self._finish_row(row)
+
+    def _finish_row(self, row: torch.Tensor) -> None:
+        """Clear what lies past the vocabulary and set the stop tokens' bits as the contract says."""
+        words = row.numpy()
+        words[self._num_words - 1] &= self._vocabulary.tail_word
+        if len(words) > self._num_words:
+            words[self._num_words :] = 0
+        legal = self._terminated or self._engine_accepting()
+        for word, bits in self._vocabulary.stop_words:
+            if legal:
+                words[word] |= bits
+            else:
+                words[word] &= ~bits
+
+    def is_terminated(self) -> bool:
+        """See `GrammarMatcher.is_terminated`."""
+        return self._terminated
+
+    def is_accepting(self) -> bool:
+        """See `GrammarMatcher.is_accepting`."""
+        return not self._terminated and self._engine_accepting()
+
+    def fork(self) -> "GrammarMatcher":
+        """See `GrammarMatcher.fork`."""
+        twin = self._engine_fork()
+        twin._num_tokens = self._num_tokens
+        twin._terminated = self._terminated
+        return twin
+
+    def reset(self) -> None:
+        """See `GrammarMatcher.reset`."""
+        self._engine_reset()
+        self._num_tokens = 0
+        self._terminated = False
+
+    @property
+    def num_tokens(self) -> int:
+        """See `GrammarMatcher.num_tokens`."""
+        return self._num_tokens

@@ -1,0 +1,161 @@
+"""Vocabulary: what each token id spells, which ids stop a row, and how wide a row is.
+
+In:  a tokenizer of any make (read by tokenizers.py), or the bytes themselves.
+Out: an immutable table id -> bytes shared by every matcher of a model.
+Text means `Vocabulary.decode(ids)`: the bytes as in the middle of a document; special tokens have none.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from gd_plugin.errors import VocabularyError
+
+__all__ = ["Vocabulary"]
+
+
+class Vocabulary:
+    """Token id -> bytes, stop ids, special ids, width. Immutable and safe to share between threads.
+
+    Attributes:
+        vocab_size: columns of the model's logits; ids from the tokenizer's end to here have no text.
+        stop_token_ids: ids that end a row, sorted, at least one.
+        stop_token_set: the same as a set.
+        special_token_ids: ids below `vocab_size` without text: never legal inside text. Includes holes and padding, and
+            excludes nothing but text tokens; a stop token that has no text of its own is among them.
+        special_token_names: text of a special token as the tokenizer writes it -> id.
+        tokens: bytes of each id; b"" for ids without text.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[bytes | None],
+        *,
+        stop_token_ids: Iterable[int],
+        special_token_ids: Iterable[int] = (),
+        special_token_names: Mapping[str, int] | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        self.vocab_size = len(tokens) if vocab_size is None else _checked_size(vocab_size)
+        if self.vocab_size < 1:
+            raise VocabularyError("the vocabulary is empty; pass at least one token")
+        special = frozenset(int(i) for i in special_token_ids)
+        width = self.vocab_size
+        texts = [b"" if token is None or i in special else bytes(token) for i, token in enumerate(tokens[:width])]
+        texts.extend([b""] * (width - len(texts)))
+        self.tokens: tuple[bytes, ...] = tuple(texts)
+        self.stop_token_ids: tuple[int, ...] = tuple(sorted({int(i) for i in stop_token_ids}))
+        if not self.stop_token_ids:
+            raise VocabularyError("no stop token: a guided row could never end; pass stop_token_ids=[...]")
+        for token_id in self.stop_token_ids:
+            if not 0 <= token_id < width:
+                raise VocabularyError(
+                    f"stop token {token_id} is outside the {width} columns of the vocabulary; "
+                    "pass the model's own stop_token_ids, or a larger vocab_size"
+                )
+        self.stop_token_set: frozenset[int] = frozenset(self.stop_token_ids)
+        self.special_token_ids: frozenset[int] = frozenset(i for i, text in enumerate(self.tokens) if not text)
+        self.special_token_names: Mapping[str, int] = MappingProxyType(dict(special_token_names or {}))
+        if all(not text or i in self.stop_token_set for i, text in enumerate(self.tokens)):
+            raise VocabularyError("no token has any text, so no guide could ever be followed")
+        bits: dict[int, int] = {}
+        for token_id in self.stop_token_ids:
+            bits[token_id >> 5] = bits.get(token_id >> 5, 0) | 1 << (token_id & 31)
+        # (word, bits) of the stop tokens, and the real bits of a row's last word, as int32
+        self.stop_words: tuple[tuple[int, np.int32], ...] = tuple((w, _as_int32(b)) for w, b in sorted(bits.items()))
+        self.tail_word: np.int32 = _as_int32((1 << (width % 32)) - 1 if width % 32 else 0xFFFFFFFF)
+
+    @classmethod
+    def from_bytes(
+        cls,
+        tokens: list[bytes | None],
+        *,
+        stop_token_ids: Iterable[int],
+        special_token_ids: Iterable[int] = (),
+        vocab_size: int | None = None,
+    ) -> "Vocabulary":
+        """Build from the bytes of each id.
+
+        Args:
+            tokens: bytes by id; None or b"" for ids without text.
+            stop_token_ids: ids that end a row, at least one.
+            special_token_ids: ids whose bytes, if any, are not text.
+            vocab_size: columns of the logits; None is `len(tokens)`. Wider is padded with ids without text, narrower
+                is cut.
+
+        Raises:
+            VocabularyError: no stop token, a stop token out of range, an item that is not bytes, or no text at all.
+        """
+        for token_id, token in enumerate(tokens):
+            if token is not None and not isinstance(token, bytes | bytearray):
+                raise VocabularyError(f"token {token_id} must be bytes or None, got {type(token).__name__} {token!r}")
+        return cls(tokens, stop_token_ids=stop_token_ids, special_token_ids=special_token_ids, vocab_size=vocab_size)
+
+    @classmethod
+    def from_tokenizer(
+        cls, tokenizer: Any, *, vocab_size: int | None = None, stop_token_ids: Iterable[int] | int | None = None
+    ) -> "Vocabulary":
+        """Build from a tokenizer of any supported make.
+
+        Args:
+            tokenizer: a `transformers` tokenizer, a folder or `tokenizer.json`, `tokenizers.Tokenizer`,
+                `tiktoken.Encoding`, `SentencePieceProcessor`, or mistral-common's `Tekkenizer`.
+            vocab_size: columns of the model's logits; None is what the tokenizer has.
+            stop_token_ids: ids that end a row; None is the tokenizer's end-of-sequence token.
+
+        Raises:
+            VocabularyError: unknown make, no stop token, or a table that does not reproduce the tokenizer's decoding.
+        """
+        from gd_plugin.grammars.tokenizers import read_tokenizer
+
+        read = read_tokenizer(tokenizer)
+        if isinstance(stop_token_ids, int):
+            stop_token_ids = [stop_token_ids]
+        stops = read.stop_token_ids if stop_token_ids is None else stop_token_ids
+        return cls(
+            read.tokens,
+            stop_token_ids=stops,
+            special_token_ids=read.special_token_ids,
+            special_token_names=read.special_token_names,
+            vocab_size=vocab_size,
+        )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of one id; b"" for special tokens, holes and padding.
+
+        Raises:
+            IndexError: the id is negative or not below `vocab_size`.
+        """
+        if not 0 <= token_id < self.vocab_size:
+            raise IndexError(f"token {token_id} is outside the {self.vocab_size} columns of the vocabulary")
+        return self.tokens[token_id]
+
+    def decode(self, token_ids: Iterable[int]) -> bytes:
+        """Return the bytes that `token_ids` spell in the middle of a document; ids without text add nothing."""
+        return b"".join(self.token_bytes(int(token_id)) for token_id in token_ids)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of everything that decides a mask; equal vocabularies have equal fingerprints."""
+        digest = hashlib.sha256(repr((self.vocab_size, self.stop_token_ids)).encode())
+        for token in self.tokens:
+            digest.update(len(token).to_bytes(4, "little"))
+            digest.update(token)
+        return digest.hexdigest()
+
+    def __repr__(self) -> str:
+        return f"Vocabulary(vocab_size={self.vocab_size}, stop_token_ids={self.stop_token_ids})"
+
+
+def _checked_size(vocab_size: int) -> int:
+    if isinstance(vocab_size, bool) or not isinstance(vocab_size, int | np.integer):
+        raise VocabularyError(f"vocab_size must be a number of columns, got {vocab_size!r}")
+    return int(vocab_size)
+
+
+def _as_int32(bits: int) -> np.int32:
+    return np.uint32(bits).view(np.int32)

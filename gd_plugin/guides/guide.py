@@ -1,0 +1,384 @@
+"""Guide: what may be generated, as a frozen, hashable, picklable value.
+
+In:  what a user wrote (JSON text, a schema, a type, a pattern, a grammar, options).
+Out: a Guide whose `guide` is canonical text: two guides that differ only in spacing are equal. Key order inside a schema
+     is kept, because declared keys are generated in declared order.
+Kept here: errors come early and name the place. No torch and no engine is imported.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Literal
+
+from gd_plugin.errors import GuideTooLargeError, InvalidGuideError, UnsatisfiableGuideError
+
+__all__ = ["Guide", "GuideType", "Reasoning"]
+
+# Deeper JSON than this is refused before it is parsed: the json module recurses once a level, and no engine takes more.
+_PARSE_DEPTH = 512
+
+
+class GuideType(str, Enum):
+    """The kinds of guide."""
+
+    JSON = "json"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF_GRAMMAR = "ebnf"
+    LARK_GRAMMAR = "lark"
+    STRUCTURAL_TAG = "structural_tag"
+    CHOICE = "choice"
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Free text before the guide.
+
+    Attributes:
+        start: marker the output may begin with; None means that the prompt has opened the reasoning.
+        end: marker that ends the free text; the guide begins right behind it.
+        max_tokens: tokens of free text after which the end marker is forced; None is no limit.
+    """
+
+    start: str | None = None
+    end: str = "</think>"
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Guide:
+    """What may be generated. Build one with the class methods; compare and hash it freely.
+
+    Attributes:
+        guide_type: the kind of guide.
+        guide: canonical text; for JSON kinds compact JSON, for CHOICE a JSON array of strings.
+        start: start rule of an EBNF grammar.
+        reasoning: free text allowed before the guide, or None.
+    """
+
+    guide_type: GuideType
+    guide: str
+    start: str = "root"
+    reasoning: Reasoning | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "guide_type", GuideType(self.guide_type))
+        for name in ("guide", "start"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"Guide.{name} must be text, got {type(getattr(self, name)).__name__}")
+
+    @classmethod
+    def json(cls, root: Literal["any", "object"] = "any") -> "Guide":
+        """Any JSON value, or any JSON object."""
+        if root not in ("any", "object"):
+            raise InvalidGuideError(f'root must be "any" or "object", got {root!r}', keyword="root")
+        return cls(GuideType.JSON, root)
+
+    @classmethod
+    def json_schema(cls, schema: Any) -> "Guide":
+        """JSON that validates against `schema`.
+
+        Args:
+            schema: a dict, a boolean, JSON text, a pydantic model, a dataclass, a TypedDict, or any type pydantic can
+                describe.
+
+        Raises:
+            InvalidGuideError: not JSON, not a schema, or a type that has no schema; says where.
+            GuideTooLargeError: nested too deeply to be read.
+        """
+        if isinstance(schema, str | bytes | bytearray):
+            schema = _load_json(schema, "JSON Schema")
+        elif not isinstance(schema, dict | bool):
+            from gd_plugin.guides.sources import schema_from_type
+
+            schema = schema_from_type(schema)
+        if not isinstance(schema, dict | bool):
+            raise InvalidGuideError(
+                f"#: a JSON Schema is an object or a boolean, got {_json_kind(schema)}",
+                pointer="#",
+                hint="pass the schema itself, not a value that should match it",
+            )
+        return cls(GuideType.JSON_SCHEMA, _dump_json(schema))
+
+    @classmethod
+    def regex(cls, pattern: "str | re.Pattern[str]") -> "Guide":
+        """Text that `re.fullmatch(pattern, text)` matches.
+
+        Raises:
+            InvalidGuideError: `re` refuses the pattern; names the position.
+        """
+        if isinstance(pattern, re.Pattern):
+            if not isinstance(pattern.pattern, str):
+                raise InvalidGuideError("a bytes pattern cannot guide text; pass a str pattern", keyword="bytes")
+            flags = "".join(
+                letter
+                for letter, flag in (("i", re.I), ("m", re.M), ("s", re.S), ("x", re.X), ("a", re.A))
+                if pattern.flags & flag and not _sets_flag(pattern.pattern, letter)
+            )
+            pattern = f"(?{flags}){pattern.pattern}" if flags else pattern.pattern
+        _require_text(pattern, "a regex")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            position = "" if error.pos is None else f"position {error.pos}"
+            raise InvalidGuideError(
+                f"{position or 'regex'}: {error.msg} in {_shorten(pattern)!r}",
+                pointer=position or None,
+                hint="guides use the syntax of Python's re module",
+            ) from error
+        except (RecursionError, OverflowError, MemoryError) as error:
+            raise GuideTooLargeError(
+                f"regex of {len(pattern)} characters is nested or repeated too deeply to be read",
+                limit="max_depth",
+                hint="simplify the pattern",
+            ) from error
+        return cls(GuideType.REGEX, pattern)
+
+    @classmethod
+    def ebnf(cls, text: str, start: str = "root") -> "Guide":
+        """Text derived from rule `start` of an EBNF (GBNF) grammar."""
+        _require_text(text, "an EBNF grammar")
+        _require_text(start, "a start rule")
+        if not text.strip():
+            raise InvalidGuideError("line 1, column 1: the grammar is empty; it needs at least the start rule")
+        return cls(GuideType.EBNF_GRAMMAR, text.replace("\r\n", "\n").strip(), start=start)
+
+    @classmethod
+    def choice(cls, options: Iterable[str]) -> "Guide":
+        """Exactly one of `options`; duplicates count once, order is kept.
+
+        Raises:
+            InvalidGuideError: `options` is a single string, empty, or holds something that is not text.
+        """
+        if isinstance(options, str | bytes):
+            raise InvalidGuideError(f"choice takes a list of strings, got one string; pass [{options!r}]")
+        try:
+            listed = list(options)
+        except TypeError as error:
+            raise InvalidGuideError(f"choice takes a list of strings, got {type(options).__name__}") from error
+        for index, option in enumerate(listed):
+            if not isinstance(option, str):
+                raise InvalidGuideError(
+                    f"#/{index}: an option must be text, got {type(option).__name__}; pass str(option)",
+                    pointer=f"#/{index}",
+                )
+            _require_encodable(option, f"#/{index}")
+        if not listed:
+            raise UnsatisfiableGuideError("choice has no options, so nothing can match it", pointer="#")
+        return cls(GuideType.CHOICE, json.dumps(list(dict.fromkeys(listed)), ensure_ascii=False, separators=(",", ":")))
+
+    @classmethod
+    def from_type(cls, tp: Any) -> "Guide":
+        """JSON that pydantic reads as a value of type `tp`."""
+        from gd_plugin.guides.sources import schema_from_type
+
+        return cls.json_schema(schema_from_type(tp))
+
+    def with_reasoning(
+        self, start: str | None = None, end: str = "</think>", max_tokens: int | None = None
+    ) -> "Guide":
+        """Return this guide behind free text that ends with the marker `end`.
+
+        Args:
+            start: marker the output may begin with; None means that the prompt has opened the reasoning.
+            end: marker that ends the free text.
+            max_tokens: tokens of free text after which the marker is forced.
+        """
+        if not isinstance(end, str) or not end:
+            raise InvalidGuideError("with_reasoning needs an end marker, for example end='</think>'", keyword="end")
+        if start is not None and (not isinstance(start, str) or not start):
+            raise InvalidGuideError("with_reasoning: start must be text or None", keyword="start")
+        if max_tokens is not None and (not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 0):
+            raise InvalidGuideError(
+                f"with_reasoning: max_tokens must be a number of tokens or None, got {max_tokens!r}",
+                keyword="max_tokens",
+            )
+        return replace(self, reasoning=Reasoning(start, end, max_tokens))
+
+    def options(self) -> list[str]:
+        """The options of a CHOICE guide."""
+        if self.guide_type is not GuideType.CHOICE:
+            raise TypeError(f"options() is for choice guides, this is a {self.guide_type.value} guide")
+        options: list[str] = json.loads(self.guide)
+        return options
+
+    def to_json(self) -> str:
+        """Return the guide as JSON text with one key named by its type; `from_json` reads it back."""
+        key = self.guide_type.value
+        value: Any = self.guide
+        if self.guide_type in (GuideType.JSON_SCHEMA, GuideType.CHOICE, GuideType.STRUCTURAL_TAG):
+            value = json.loads(self.guide)
+        record: dict[str, Any] = {key: value}
+        if self.guide_type is GuideType.EBNF_GRAMMAR:
+            record["start"] = self.start
+        if self.reasoning is not None:
+            record["reasoning"] = {
+                "start": self.reasoning.start,
+                "end": self.reasoning.end,
+                "max_tokens": self.reasoning.max_tokens,
+            }
+        return _dump_json(record)
+
+    @classmethod
+    def from_json(cls, text: "str | bytes | Mapping[str, Any]") -> "Guide":
+        """Read what `to_json` writes: `{"json_schema": {...}}`, `{"regex": "..."}`, `{"choice": [...]}` and so on.
+
+        Raises:
+            InvalidGuideError: not JSON, no or several guide keys, an unknown key, or a bad guide.
+        """
+        record = dict(text) if isinstance(text, Mapping) else _load_json(text, "a guide")
+        if not isinstance(record, dict):
+            raise InvalidGuideError(f"#: a guide is a JSON object, got {_json_kind(record)}", pointer="#")
+        kinds = [kind for kind in GuideType if kind.value in record]
+        if len(kinds) != 1:
+            names = ", ".join(kind.value for kind in GuideType)
+            found = ", ".join(map(str, record)) or "nothing"
+            raise InvalidGuideError(f"#: a guide has exactly one of the keys {names}; found {found}", pointer="#")
+        kind = kinds[0]
+        allowed = {kind.value, "reasoning"} | ({"start"} if kind is GuideType.EBNF_GRAMMAR else set())
+        for key in record:
+            if key not in allowed:
+                raise InvalidGuideError(f"#/{key}: unknown key {key!r} in a {kind.value} guide", pointer=f"#/{key}")
+        builders: dict[GuideType, Any] = {
+            GuideType.JSON: cls.json,
+            GuideType.JSON_SCHEMA: cls.json_schema,
+            GuideType.REGEX: cls.regex,
+            GuideType.EBNF_GRAMMAR: lambda value: cls.ebnf(value, start=record.get("start", "root")),
+            GuideType.CHOICE: cls.choice,
+        }
+        if kind not in builders:
+            raise InvalidGuideError(f"#/{kind.value}: this version cannot read {kind.value} guides", keyword=kind.value)
+        guide: Guide = builders[kind](record[kind.value])
+        reasoning = record.get("reasoning")
+        if reasoning is None:
+            return guide
+        if not isinstance(reasoning, Mapping) or not set(reasoning) <= {"start", "end", "max_tokens"}:
+            raise InvalidGuideError(
+                "#/reasoning: an object with start, end and max_tokens is needed", pointer="#/reasoning"
+            )
+        return guide.with_reasoning(**reasoning)
+
+
+def _load_json(text: "str | bytes | bytearray", what: str) -> Any:
+    """Parse JSON strictly: no duplicate keys, no NaN, bounded depth."""
+    if isinstance(text, bytes | bytearray):
+        try:
+            text = bytes(text).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidGuideError(f"{what} is not UTF-8: {error}") from error
+    _check_text_depth(text, what)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        record = dict(pairs)
+        if len(record) != len(pairs):
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise InvalidGuideError(f"{what} has the key {twice!r} twice in one object", keyword=twice)
+        return record
+
+    def refuse(name: str) -> Any:
+        raise InvalidGuideError(f"{what} holds {name}, which is not JSON", keyword=name)
+
+    try:
+        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise InvalidGuideError(f"{place}: {what} is not JSON: {error.msg}", pointer=place) from error
+    except RecursionError as error:
+        raise GuideTooLargeError(f"{what} is nested too deeply to be read", limit="max_depth") from error
+    except ValueError as error:  # integers of thousands of digits
+        raise InvalidGuideError(f"{what} is not JSON that can be read: {error}") from error
+
+
+def _check_text_depth(text: str, what: str) -> None:
+    """Refuse deep nesting before the json module recurses into it. Brackets inside strings do not count."""
+    depth = 0
+    for match in re.finditer(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', text, re.S):
+        symbol = match.group()
+        if symbol in "[{":
+            depth += 1
+            if depth > _PARSE_DEPTH:
+                raise GuideTooLargeError(
+                    f"position {match.start()}: {what} is nested over {_PARSE_DEPTH} levels deep",
+                    pointer=f"position {match.start()}",
+                    limit="max_depth",
+                    value=depth,
+                    hint="flatten it, or name the repeated parts with $defs and $ref",
+                )
+        elif symbol in "]}":
+            depth -= 1
+
+
+def _dump_json(value: Any) -> str:
+    """Return compact JSON text; refuses what is not JSON and names its place."""
+    _check_value(value)
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except RecursionError as error:
+        raise GuideTooLargeError("the schema is nested too deeply to be written", limit="max_depth") from error
+
+
+def _check_value(root: Any) -> None:
+    """Walk a JSON value without recursion: types, text that can be encoded, depth, cycles (which have no depth)."""
+    stack: list[tuple[Any, str, int]] = [(root, "#", 1)]
+    while stack:
+        value, pointer, depth = stack.pop()
+        if depth > _PARSE_DEPTH:
+            raise GuideTooLargeError(
+                f"{pointer[:80]}...: nested over {_PARSE_DEPTH} levels deep, or holding itself",
+                pointer=pointer[:80],
+                limit="max_depth",
+                value=depth,
+                hint="flatten it, or name the repeated parts with $defs and $ref",
+            )
+        if isinstance(value, dict):
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    raise InvalidGuideError(f"{pointer}: the key {key!r} is not text, so this is not JSON", pointer=pointer)
+                _require_encodable(key, pointer)
+                escaped = key.replace("~", "~0").replace("/", "~1")
+                stack.append((item, f"{pointer}/{escaped}", depth + 1))
+        elif isinstance(value, list | tuple):
+            stack.extend((item, f"{pointer}/{index}", depth + 1) for index, item in enumerate(value))
+        elif isinstance(value, str):
+            _require_encodable(value, pointer)
+        elif isinstance(value, float):
+            if value != value or value in (float("inf"), float("-inf")):
+                raise InvalidGuideError(f"{pointer}: {value} is not JSON", pointer=pointer)
+        elif value is not None and not isinstance(value, bool | int):
+            raise InvalidGuideError(
+                f"{pointer}: {type(value).__name__} is not JSON; schemas hold only objects, arrays, text, numbers, "
+                "booleans and null",
+                pointer=pointer,
+            )
+
+
+def _require_text(value: object, what: str) -> None:
+    if not isinstance(value, str):
+        raise InvalidGuideError(f"{what} must be text, got {type(value).__name__}")
+    _require_encodable(value, what)
+
+
+def _require_encodable(text: str, pointer: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidGuideError(
+            f"{pointer}: holds the lone surrogate {text[error.start]!r}, which no tokenizer can spell", pointer=pointer
+        ) from error
+
+
+def _sets_flag(pattern: str, letter: str) -> bool:
+    match = re.match(r"\(\?([aiLmsux]+)\)", pattern)
+    return bool(match and letter in match.group(1))
+
+
+def _json_kind(value: object) -> str:
+    return {list: "an array", str: "a string", type(None): "null"}.get(type(value), type(value).__name__)
+
+
+def _shorten(text: str, limit: int = 60) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
