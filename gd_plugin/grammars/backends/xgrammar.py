@@ -1,0 +1,251 @@
+"""xgrammar behind the contract of grammars/matcher.py.
+
+In:  a Guide and a Vocabulary.      Out: a CompiledGrammar whose matchers behave as the contract says.
+Kept here: nothing is dropped in silence (what xgrammar would ignore is a problem), its exceptions never leave raw, and it
+is never called so that it prints. It sees tokens as raw bytes with stop and special tokens blanked, because it treats a
+named special token as text. Sources: xgrammar 0.2.9, its Python package and its EBNF and JSON Schema converters.
+"""
+
+import inspect
+import json
+import os
+import re
+import weakref
+from typing import Any, Final
+
+import torch
+import xgrammar
+
+from gd_plugin.config import GuidedDecodingConfig
+from gd_plugin.errors import (
+    BackendNotInstalledError,
+    GuideError,
+    InvalidGuideError,
+    MatcherError,
+    UnsatisfiableGuideError,
+    UnsupportedGuideError,
+)
+from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar
+from gd_plugin.grammars.matcher import EngineMatcher
+from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.guides.guide import Guide, GuideType
+from gd_plugin.guides.report import Problem
+
+__all__ = ["XGrammarBackend", "XGrammarMatcher", "create_backend"]
+
+_NAME: Final = "xgrammar"
+_INSTALL: Final = "xgrammar>=0.2.8"
+_TAKES: Final = frozenset(
+    {GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.REGEX, GuideType.EBNF_GRAMMAR, GuideType.CHOICE}
+)
+# more threads than this only contend for the compiler's lock
+_MAX_COMPILE_THREADS: Final = 8
+
+# building a TokenizerInfo sorts the whole vocabulary: once a vocabulary, whatever the configuration
+_tokenizer_infos: "weakref.WeakKeyDictionary[Vocabulary, Any]" = weakref.WeakKeyDictionary()
+
+
+def create_backend(vocabulary: Vocabulary, config: GuidedDecodingConfig) -> Backend:
+    """Return the xgrammar backend for `vocabulary` and `config`.
+
+    Raises:
+        BackendNotInstalledError: the installed version lacks what this adapter needs.
+    """
+    needed = {"any_whitespace", "separators", "strict_mode", "max_whitespace_cnt"}
+    missing = needed - set(inspect.signature(xgrammar.GrammarCompiler.compile_json_schema).parameters)
+    missing |= {name for name in ("fork", "is_completed", "rollback") if not hasattr(xgrammar.GrammarMatcher, name)}
+    if missing:
+        raise BackendNotInstalledError(
+            f"the installed xgrammar is too old (it lacks {', '.join(sorted(missing))}): pip install '{_INSTALL}'",
+            name=_NAME,
+        )
+    return XGrammarBackend(vocabulary, config)
+
+
+class XGrammarMatcher(EngineMatcher):
+    """One request's xgrammar matcher."""
+
+    def __init__(self, vocabulary: Vocabulary, engine: Any) -> None:
+        super().__init__(vocabulary)
+        self._engine = engine
+
+    def _engine_accept(self, token_id: int) -> bool:
+        try:
+            return bool(self._engine.accept_token(token_id))
+        except Exception as error:
+            raise _matcher_error(error) from error
+
+    def _engine_rollback(self, num_tokens: int) -> None:
+        try:
+            self._engine.rollback(num_tokens)
+        except Exception as error:
+            raise _matcher_error(error) from error
+
+    def _engine_fill(self, row: torch.Tensor) -> None:
+        # a one-dimensional row: with a matrix the engine ignores strides and writes into other rows
+        try:
+            self._engine.fill_next_token_bitmask(row, 0)
+        except Exception as error:
+            raise _matcher_error(error) from error
+
+    def _engine_accepting(self) -> bool:
+        # not the stop bit of the mask, which can be set before the text is complete (regex "<.+?>" after "<>")
+        return bool(self._engine.is_completed())
+
+    def _engine_fork(self) -> "XGrammarMatcher":
+        return XGrammarMatcher(self._vocabulary, self._engine.fork())
+
+    def _engine_reset(self) -> None:
+        self._engine.reset()
+
+    def forced_text(self) -> bytes:
+        """See `GrammarMatcher.forced_text`."""
+        if self._terminated:
+            return b""
+        try:
+            return str(self._engine.find_jump_forward_string()).encode()
+        except Exception as error:
+            raise _matcher_error(error) from error
+
+
+class XGrammarCompiledGrammar(CompiledGrammar):
+    """A guide compiled by xgrammar."""
+
+    backend = _NAME
+
+    def __init__(self, guide: Guide, vocabulary: Vocabulary, compiled: Any) -> None:
+        self.guide = guide
+        self.nbytes = int(compiled.memory_size_bytes)
+        self._vocabulary = vocabulary
+        self._compiled = compiled
+
+    def create_matcher(self) -> XGrammarMatcher:
+        """See `CompiledGrammar.create_matcher`."""
+        try:
+            return XGrammarMatcher(self._vocabulary, xgrammar.GrammarMatcher(self._compiled))
+        except Exception as error:
+            raise _matcher_error(error) from error
+
+
+class XGrammarBackend(Backend):
+    """xgrammar for one vocabulary and one configuration. Safe to use from several threads."""
+
+    name = _NAME
+
+    def __init__(self, vocabulary: Vocabulary, config: GuidedDecodingConfig) -> None:
+        self._vocabulary = vocabulary
+        self._config = config
+        # compiled grammars are cached above, by bytes; the engine's own cache has no hard limit
+        self._compiler = xgrammar.GrammarCompiler(
+            _tokenizer_info(vocabulary), max_threads=min(_MAX_COMPILE_THREADS, os.cpu_count() or 1), cache_enabled=False
+        )
+
+    def problems(self, guide: Guide) -> list[Problem]:
+        """See `Backend.problems`."""
+        if guide.guide_type not in _TAKES:
+            kind = guide.guide_type.value
+            return [Problem("#", kind, _NAME, f"{kind} guides cannot be enforced by xgrammar; use backend='auto'")]
+        if guide.reasoning is not None:
+            return [Problem("#", "reasoning", _NAME, "free text before a guide is not part of an xgrammar grammar")]
+        return []
+
+    def compile(self, guide: Guide) -> CompiledGrammar:
+        """See `Backend.compile`."""
+        problems = self.problems(guide)
+        if problems:
+            first = problems[0]
+            raise UnsupportedGuideError(
+                f"{first.pointer}: {first.message}",
+                pointer=first.pointer,
+                keyword=first.keyword,
+                reasons={_NAME: first.message},
+            )
+        try:
+            compiled = self._compile(guide)
+        except Exception as error:
+            raise _guide_error(guide, error) from error
+        return XGrammarCompiledGrammar(guide, self._vocabulary, compiled)
+
+    def _compile(self, guide: Guide) -> Any:
+        if guide.guide_type is GuideType.JSON:
+            # the engine's built-in JSON grammar refuses scalars at the root
+            return self._compile_schema("{}" if guide.guide == "any" else '{"type":"object"}')
+        if guide.guide_type is GuideType.JSON_SCHEMA:
+            return self._compile_schema(guide.guide)
+        if guide.guide_type is GuideType.REGEX:
+            return self._compiler.compile_regex(guide.guide)
+        if guide.guide_type is GuideType.CHOICE:
+            return self._compiler.compile_grammar(_choice_grammar(guide.options()), root_rule_name="root")
+        return self._compiler.compile_grammar(guide.guide, root_rule_name=guide.start)
+
+    def _compile_schema(self, schema: str) -> Any:
+        compact = self._config.whitespace == "compact"
+        bounded = self._config.whitespace == "bounded"
+        return self._compiler.compile_json_schema(
+            schema,
+            any_whitespace=not compact,
+            separators=(",", ":") if compact else None,
+            max_whitespace_cnt=self._config.max_whitespace if bounded else None,
+            strict_mode=not self._config.additional_properties,
+        )
+
+
+def _tokenizer_info(vocabulary: Vocabulary) -> Any:
+    """Return the engine's view of the vocabulary. Two threads may both build it; either result is good."""
+    info = _tokenizer_infos.get(vocabulary)
+    if info is None:
+        stops = vocabulary.stop_token_set
+        tokens = [b"" if token_id in stops else token for token_id, token in enumerate(vocabulary.tokens)]
+        info = xgrammar.TokenizerInfo(
+            tokens,
+            xgrammar.VocabType.RAW,
+            vocab_size=vocabulary.vocab_size,
+            stop_token_ids=list(vocabulary.stop_token_ids),
+        )
+        _tokenizer_infos[vocabulary] = info
+    return info
+
+
+def _choice_grammar(options: list[str]) -> str:
+    return "root ::= " + " | ".join(f'"{_escape(option)}"' for option in options)
+
+
+def _escape(text: str) -> str:
+    """Write `text` inside the double quotes of the engine's EBNF."""
+
+    def replace(match: "re.Match[str]") -> str:
+        return f"\\U{ord(match.group()):08x}"
+
+    return re.sub(r"[^ !#-\[\]-~]", replace, text)
+
+
+# engine's words -> what they mean; anything else is an invalid guide
+_UNSATISFIABLE: Final = re.compile(
+    r"cannot accept any value|Invalid range|empty range|must not be empty|is greater than max|unsatisfiable", re.I
+)
+_UNSUPPORTED: Final = re.compile(r"not supported|unsupported|not implemented|int64|out of range|look-?ahead", re.I)
+_PLACE: Final = re.compile(r"at line (\d+), column (\d+)")
+
+
+def _engine_message(error: BaseException) -> str:
+    """The engine's own sentence, without the time, file and line its C++ side puts in front."""
+    text = str(error).strip() or type(error).__name__
+    text = text.split("Stack trace:")[0].split("Traceback (most recent call last)")[0].strip()
+    return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", text).strip()
+
+
+def _guide_error(guide: Guide, error: Exception) -> GuideError:
+    """Translate whatever the engine raised while it compiled `guide`."""
+    message = _engine_message(error)
+    match = _PLACE.search(message)
+    pointer = f"line {match.group(1)}, column {match.group(2)}" if match else "#"
+    text = f"{pointer}: xgrammar cannot compile this {guide.guide_type.value} guide: {message}"
+    if _UNSATISFIABLE.search(message):
+        return UnsatisfiableGuideError(text, pointer=pointer)
+    if _UNSUPPORTED.search(message):
+        return UnsupportedGuideError(text, pointer=pointer, reasons={_NAME: message})
+    return InvalidGuideError(text, pointer=pointer)
+
+
+def _matcher_error(error: Exception) -> MatcherError:
+    return MatcherError(f"xgrammar failed while matching: {_engine_message(error)}")
