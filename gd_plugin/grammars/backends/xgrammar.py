@@ -1,13 +1,12 @@
 """xgrammar behind the contract of grammars/matcher.py.
 
 In:  a Guide and a Vocabulary.      Out: a CompiledGrammar whose matchers behave as the contract says.
-Kept here: nothing is dropped in silence (what xgrammar would ignore is a problem), its exceptions never leave raw, and it
-is never called so that it prints. It sees tokens as raw bytes with stop and special tokens blanked, because it treats a
-named special token as text. Sources: xgrammar 0.2.9, its Python package and its EBNF and JSON Schema converters.
+Kept here: its exceptions never leave raw, and it is never called so that it prints. It sees tokens as raw bytes with stop
+and special tokens blanked, because it treats a named special token as text.
+Sources: xgrammar 0.2.9, its Python package and its EBNF and JSON Schema converters, by experiment.
 """
 
 import inspect
-import json
 import os
 import re
 import weakref
@@ -167,21 +166,26 @@ class XGrammarBackend(Backend):
         return XGrammarCompiledGrammar(guide, self._vocabulary, compiled)
 
     def _compile(self, guide: Guide) -> Any:
+        # the engine takes the end of its root rule for the end of the text: where the root refers to itself, tokens that
+        # close two levels at once would be missing from the mask. The union's root is a new rule that nothing refers to.
+        return self._compiler.compile_grammar(xgrammar.Grammar.union(self._grammar(guide)))
+
+    def _grammar(self, guide: Guide) -> Any:
         if guide.guide_type is GuideType.JSON:
             # the engine's built-in JSON grammar refuses scalars at the root
-            return self._compile_schema("{}" if guide.guide == "any" else '{"type":"object"}')
+            return self._schema_grammar("{}" if guide.guide == "any" else '{"type":"object"}')
         if guide.guide_type is GuideType.JSON_SCHEMA:
-            return self._compile_schema(guide.guide)
+            return self._schema_grammar(guide.guide)
         if guide.guide_type is GuideType.REGEX:
-            return self._compiler.compile_regex(guide.guide)
+            return xgrammar.Grammar.from_regex(guide.guide)
         if guide.guide_type is GuideType.CHOICE:
-            return self._compiler.compile_grammar(_choice_grammar(guide.options()), root_rule_name="root")
-        return self._compiler.compile_grammar(guide.guide, root_rule_name=guide.start)
+            return xgrammar.Grammar.from_ebnf(_choice_grammar(guide.options()))
+        return xgrammar.Grammar.from_ebnf(guide.guide, root_rule_name=guide.start)
 
-    def _compile_schema(self, schema: str) -> Any:
+    def _schema_grammar(self, schema: str) -> Any:
         compact = self._config.whitespace == "compact"
         bounded = self._config.whitespace == "bounded"
-        return self._compiler.compile_json_schema(
+        return xgrammar.Grammar.from_json_schema(
             schema,
             any_whitespace=not compact,
             separators=(",", ":") if compact else None,
