@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     )
     from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, register_backend
     from gd_plugin.grammars.compiler import CacheInfo, GrammarMatcherFactory
-    from gd_plugin.grammars.history import MatcherTree
     from gd_plugin.grammars.matcher import EngineMatcher, GrammarMatcher
     from gd_plugin.grammars.vocabulary import Vocabulary
     from gd_plugin.guides.guide import Guide, GuideType, Reasoning
@@ -58,7 +57,6 @@ _HOMES = {
     "GuidedLogitsProcessor": "gd_plugin.hf.processor",
     "InvalidGuideError": "gd_plugin.errors",
     "MatcherError": "gd_plugin.errors",
-    "MatcherTree": "gd_plugin.grammars.history",
     "Problem": "gd_plugin.guides.report",
     "Reasoning": "gd_plugin.guides.guide",
     "RollbackError": "gd_plugin.errors",
@@ -93,7 +91,6 @@ __all__ = [
     "GuidedLogitsProcessor",
     "InvalidGuideError",
     "MatcherError",
-    "MatcherTree",
     "Problem",
     "Reasoning",
     "RollbackError",

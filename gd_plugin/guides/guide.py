@@ -177,9 +177,7 @@ class Guide:
 
         return cls.json_schema(schema_from_type(tp))
 
-    def with_reasoning(
-        self, start: str | None = None, end: str = "</think>", max_tokens: int | None = None
-    ) -> "Guide":
+    def with_reasoning(self, start: str | None = None, end: str = "</think>", max_tokens: int | None = None) -> "Guide":
         """Return this guide behind free text that ends with the marker `end`.
 
         Args:
@@ -191,7 +189,9 @@ class Guide:
             raise InvalidGuideError("with_reasoning needs an end marker, for example end='</think>'", keyword="end")
         if start is not None and (not isinstance(start, str) or not start):
             raise InvalidGuideError("with_reasoning: start must be text or None", keyword="start")
-        if max_tokens is not None and (not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 0):
+        if max_tokens is not None and (
+            not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 0
+        ):
             raise InvalidGuideError(
                 f"with_reasoning: max_tokens must be a number of tokens or None, got {max_tokens!r}",
                 keyword="max_tokens",
@@ -337,7 +337,9 @@ def _check_value(root: Any) -> None:
         if isinstance(value, dict):
             for key, item in value.items():
                 if not isinstance(key, str):
-                    raise InvalidGuideError(f"{pointer}: the key {key!r} is not text, so this is not JSON", pointer=pointer)
+                    raise InvalidGuideError(
+                        f"{pointer}: the key {key!r} is not text, so this is not JSON", pointer=pointer
+                    )
                 _require_encodable(key, pointer)
                 escaped = key.replace("~", "~0").replace("/", "~1")
                 stack.append((item, f"{pointer}/{escaped}", depth + 1))

@@ -11,6 +11,8 @@ import torch
 
 __all__ = [
     "allocate_token_bitmask",
+    "first_valid_tokens",
+    "legal_columns",
     "num_mask_words",
     "row_has_valid_token",
     "rows_have_valid_token",
@@ -74,6 +76,29 @@ def rows_have_valid_token(rows: torch.Tensor, vocab_size: int) -> npt.NDArray[np
         # bits at and above vocab_size share the last word with real ones
         valid |= (host[:, words] & np.int32((1 << bits) - 1)) != 0
     return valid
+
+
+def first_valid_tokens(rows: torch.Tensor, vocab_size: int) -> npt.NDArray[np.int64]:
+    """Return for each row of int32 [B, >=W] on the CPU its lowest legal token below `vocab_size`, or -1. O(B * W)."""
+    words = rows.numpy()[:, : num_mask_words(vocab_size)].view(np.uint32)
+    if vocab_size % 32:
+        words = words.copy()
+        words[:, -1] &= np.uint32((1 << (vocab_size % 32)) - 1)
+    first_word = (words != 0).argmax(axis=1)
+    word = words[np.arange(len(words)), first_word]
+    lowest_bit = word & (~word + np.uint32(1))
+    tokens = 32 * first_word.astype(np.int64) + np.log2(np.maximum(lowest_bit, 1)).astype(np.int64)
+    tokens[word == 0] = -1
+    return tokens
+
+
+def legal_columns(row: torch.Tensor, num_columns: int) -> npt.NDArray[np.bool_]:
+    """Unpack one row, int32 [W] on the CPU, into bool [num_columns]; columns behind the row are not legal."""
+    bits = np.unpackbits(np.ascontiguousarray(row.numpy()).view(np.uint8), bitorder="little", count=None)
+    columns = np.zeros(num_columns, dtype=np.bool_)
+    count = min(num_columns, len(bits))
+    columns[:count] = bits[:count]
+    return columns
 
 
 def token_ids_to_words(token_ids: "tuple[int, ...] | list[int]", num_words: int) -> npt.NDArray[np.int32]:

@@ -1,0 +1,246 @@
+"""Guide -> backend -> CompiledGrammar, cached.
+
+In:  guides, one Vocabulary, one GuidedDecodingConfig.
+Out: compiled grammars and matchers.
+Kept here: the choice of a backend is reported, an explicit choice never falls back, one guide is compiled once however
+many threads ask for it, and the cache is bounded by bytes.
+"""
+
+import os
+import threading
+from collections import OrderedDict
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+from gd_plugin.config import GuidedDecodingConfig
+from gd_plugin.errors import BackendNotInstalledError, UnsupportedGuideError
+from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, backend_names, create_backend
+from gd_plugin.grammars.matcher import GrammarMatcher
+from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.guides.guide import Guide
+from gd_plugin.guides.report import Problem
+
+__all__ = ["CacheInfo", "GrammarMatcherFactory", "shared_factory"]
+
+# A compiled grammar whose engine does not tell its size is counted as this much.
+_UNKNOWN_BYTES = 1 << 16
+# Factories that `shared_factory` keeps: one a model and configuration in use.
+_SHARED_FACTORIES = 4
+
+
+class CacheInfo(NamedTuple):
+    """State of a factory's cache: entries and bytes held, the limit in bytes, hits and misses so far."""
+
+    entries: int
+    bytes: int
+    limit_bytes: int
+    hits: int
+    misses: int
+
+
+class GrammarMatcherFactory:
+    """Compile guides for one vocabulary and create matchers for them. Safe to use from several threads.
+
+    Args:
+        vocabulary: the model's vocabulary.
+        backend: "auto", or one backend, which is then never replaced by another. Wins over `config.backend`.
+        config: settings; None is the defaults.
+
+    Raises:
+        ValueError: no backend of that name; the message lists those there are.
+        BackendNotInstalledError: the named backend's engine is missing.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, *, backend: str = "auto", config: GuidedDecodingConfig | None = None
+    ) -> None:
+        if not isinstance(vocabulary, Vocabulary):
+            raise TypeError(
+                f"vocabulary must be a Vocabulary, got {type(vocabulary).__name__}; use Vocabulary.from_tokenizer(...)"
+            )
+        config = GuidedDecodingConfig() if config is None else config
+        self.vocabulary = vocabulary
+        self.config = config if backend == "auto" else config.replace_fields(backend=backend)
+        self._backends: dict[str, Backend] = {}
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[Guide, Future[CompiledGrammar]] = OrderedDict()
+        self._sizes: dict[Guide, int] = {}
+        self._hits = 0
+        self._misses = 0
+        self._pool: ThreadPoolExecutor | None = None
+        if self.config.backend != "auto":
+            self._backend(self.config.backend)
+
+    def create(self, guide: Guide) -> GrammarMatcher:
+        """Return a new matcher at the start of `guide`, compiling it if need be.
+
+        Raises:
+            GuideError: the guide is wrong, or no allowed backend can enforce it.
+        """
+        return self.compile(guide).create_matcher()
+
+    def compile(self, guide: Guide) -> CompiledGrammar:
+        """Return the compiled guide, from the cache where it has it. Blocks while another thread compiles the same.
+
+        Raises:
+            GuideError: the guide is wrong, or no allowed backend can enforce it.
+        """
+        if not isinstance(guide, Guide):
+            raise TypeError(f"guide must be a Guide, got {type(guide).__name__}; use Guide.json_schema(...) and so on")
+        while True:
+            future, claimed = self._claim(guide)
+            if claimed:
+                self._fulfil(guide, future)
+            try:
+                return future.result()
+            except CancelledError:
+                # the thread that compiled it was interrupted; that is its affair alone
+                continue
+
+    def submit(self, guide: Guide) -> "Future[CompiledGrammar]":
+        """Start compiling in the background and return a future; a cached guide's future is done already."""
+        if not isinstance(guide, Guide):
+            raise TypeError(f"guide must be a Guide, got {type(guide).__name__}; use Guide.json_schema(...) and so on")
+        future, claimed = self._claim(guide)
+        if claimed:
+            with self._lock:
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(
+                        max_workers=max(1, (os.cpu_count() or 2) // 2), thread_name_prefix="gd_plugin-compile"
+                    )
+                pool = self._pool
+            pool.submit(self._fulfil, guide, future)
+        return future
+
+    def cache_info(self) -> CacheInfo:
+        """Return what the cache holds."""
+        with self._lock:
+            return CacheInfo(
+                len(self._sizes), sum(self._sizes.values()), self.config.cache_bytes, self._hits, self._misses
+            )
+
+    def clear_cache(self) -> None:
+        """Forget every compiled guide; those in use stay valid."""
+        with self._lock:
+            for guide in self._sizes:
+                del self._cache[guide]
+            self._sizes.clear()
+
+    def _claim(self, guide: Guide) -> "tuple[Future[CompiledGrammar], bool]":
+        """Return the guide's future and whether the caller must fulfil it."""
+        with self._lock:
+            future = self._cache.get(guide)
+            if future is not None:
+                self._hits += 1
+                self._cache.move_to_end(guide)
+                return future, False
+            self._misses += 1
+            future = Future()
+            self._cache[guide] = future
+            return future, True
+
+    def _fulfil(self, guide: Guide, future: "Future[CompiledGrammar]") -> None:
+        try:
+            compiled = self._compile(guide)
+        except Exception as error:
+            # not kept: the next try may find a backend that was installed meanwhile
+            self._forget(guide)
+            future.set_exception(error)
+        except BaseException:
+            self._forget(guide)
+            future.cancel()
+            raise
+        else:
+            self._keep(guide, compiled)
+            future.set_result(compiled)
+
+    def _forget(self, guide: Guide) -> None:
+        with self._lock:
+            self._cache.pop(guide, None)
+
+    def _keep(self, guide: Guide, compiled: CompiledGrammar) -> None:
+        with self._lock:
+            self._sizes[guide] = compiled.nbytes or _UNKNOWN_BYTES
+            total = sum(self._sizes.values())
+            for oldest in list(self._cache):
+                if total <= self.config.cache_bytes:
+                    break
+                if oldest in self._sizes and oldest != guide:
+                    total -= self._sizes.pop(oldest)
+                    del self._cache[oldest]
+
+    def _backend(self, name: str) -> Backend:
+        with self._lock:
+            backend = self._backends.get(name)
+        if backend is None:
+            backend = create_backend(name, self.vocabulary, self.config)
+            with self._lock:
+                backend = self._backends.setdefault(name, backend)
+        return backend
+
+    def _compile(self, guide: Guide) -> CompiledGrammar:
+        """Compile with the configured backend, or with the first one that enforces all of the guide."""
+        if self.config.backend != "auto":
+            return self._compile_with(self.config.backend, guide, "chosen by the caller")
+        refused: dict[str, UnsupportedGuideError] = {}
+        missing: dict[str, str] = {}
+        for name in backend_names():
+            try:
+                reason = "first backend that enforces all of the guide"
+                if refused:
+                    reason += f" ({', '.join(refused)} cannot)"
+                return self._compile_with(name, guide, reason)
+            except UnsupportedGuideError as error:
+                refused[name] = error
+            except BackendNotInstalledError as error:
+                missing[name] = str(error)
+        reasons = {name: str(error) for name, error in refused.items()} | missing
+        first = next(iter(refused.values()), None)
+        detail = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise UnsupportedGuideError(
+            f"no backend can enforce this {guide.guide_type.value} guide: {detail}",
+            pointer=first.pointer if first else None,
+            keyword=first.keyword if first else None,
+            hint="change the named construct, or pass strict=False to drop what cannot be enforced",
+            reasons=reasons,
+        ) from first
+
+    def _compile_with(self, name: str, guide: Guide, reason: str) -> CompiledGrammar:
+        backend = self._backend(name)
+        problems = backend.problems(guide)
+        if problems and self.config.strict:
+            raise _refusal(name, problems)
+        compiled = backend.compile(guide)
+        compiled.reason = reason
+        compiled.not_enforced = tuple(problems)
+        return compiled
+
+
+def _refusal(name: str, problems: list[Problem]) -> UnsupportedGuideError:
+    first = problems[0]
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return UnsupportedGuideError(
+        f"{first.pointer}: {name} cannot enforce {first.keyword}: {first.message}{more}",
+        pointer=first.pointer,
+        keyword=first.keyword,
+        hint="change the construct, use another backend, or pass strict=False to drop it",
+        reasons={name: first.message},
+    )
+
+
+_shared_lock = threading.Lock()
+_shared: OrderedDict[tuple[str, GuidedDecodingConfig], GrammarMatcherFactory] = OrderedDict()
+
+
+def shared_factory(vocabulary: Vocabulary, config: GuidedDecodingConfig) -> GrammarMatcherFactory:
+    """Return the process's factory for this vocabulary and configuration, so that processors share compiled guides."""
+    key = (vocabulary.fingerprint, config)
+    with _shared_lock:
+        factory = _shared.get(key)
+        if factory is None:
+            factory = GrammarMatcherFactory(vocabulary, config=config)
+            _shared[key] = factory
+        _shared.move_to_end(key)
+        while len(_shared) > _SHARED_FACTORIES:
+            _shared.popitem(last=False)
+    return factory

@@ -1,0 +1,275 @@
+"""GuidedLogitsProcessor: `model.generate(..., logits_processor=[p])` obeys a guide in every mode.
+
+In:  the ids and scores of each call.      Out: new scores, banned columns at -inf; `scores` is never written.
+Kept here: an unguided row's scores leave bit-identical; a guided row always keeps a finite score, also where something
+before the guide banned every legal token; scores of another vocabulary's width pass through untouched.
+Source: transformers 5.24, generation/utils.py and candidate_generator.py.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import LogitsProcessor
+
+from gd_plugin.config import GuidedDecodingConfig
+from gd_plugin.grammars.backends.registry import CompiledGrammar
+from gd_plugin.grammars.compiler import shared_factory
+from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.guides.guide import Guide
+from gd_plugin.hf.model_facts import ban_options_text, forced_start_possible, generation_stop_ids, resolve_vocabulary
+from gd_plugin.hf.results import RowResult, read_results, read_running_results
+from gd_plugin.hf.session import Session, StepRows
+from gd_plugin.masks.apply import apply_token_bitmask_
+from gd_plugin.masks.bitmask import legal_columns
+
+__all__ = ["GuidedLogitsProcessor"]
+
+
+class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
+    """Make `generate` obey one guide, or one guide per prompt.
+
+    Pass it as `logits_processor=p`, which is always a fresh call, or as `logits_processor=[p]`, which recognises a new
+    call by its ids. One processor serves any number of calls, one after the other; threads share compiled guides when
+    each call gets `logits_processor=p`, or its own processor.
+
+    Args:
+        guide: one guide for every row, or a sequence with one guide per prompt; None is unguided.
+        tokenizer: the model's tokenizer; not needed with `vocabulary`.
+        model: the model, for its stop tokens, its width and its generation config. Recommended.
+        vocabulary: a ready Vocabulary instead of a tokenizer.
+        vocab_size: columns of the model's logits, if neither `model` nor the tokenizer tells.
+        stop_token_ids: further ids that end a row. Ids given to `generate(eos_token_id=...)` belong here too.
+        config: settings; None is the defaults.
+        config_fields: single settings, for example `backend="xgrammar"`; win over `config`.
+
+    Attributes:
+        compiled: the compiled guides in the order given, None for unguided ones.
+        vocabulary: the vocabulary in use.
+        config: the settings in use.
+
+    Raises:
+        TypeError: something that is not a guide, or an unknown option.
+        ValueError: an empty list of guides, or a setting that is not allowed.
+        VocabularyError: no tokenizer, or one that does not fit the model.
+        GuideError: a guide that is wrong or that no allowed backend can enforce.
+        BackendNotInstalledError: the backend's engine is missing.
+    """
+
+    def __init__(
+        self,
+        guide: Guide | None | Sequence[Guide | None],
+        *,
+        tokenizer: Any = None,
+        model: Any = None,
+        vocabulary: Vocabulary | None = None,
+        vocab_size: int | None = None,
+        stop_token_ids: Sequence[int] | int | None = None,
+        config: GuidedDecodingConfig | None = None,
+        **config_fields: Any,
+    ) -> None:
+        guides = _checked_guides(guide)
+        config = GuidedDecodingConfig() if config is None else config
+        self.config = config.replace_fields(**config_fields) if config_fields else config
+        self.vocabulary = resolve_vocabulary(tokenizer, model, vocabulary, vocab_size, stop_token_ids)
+        factory = shared_factory(self.vocabulary, self.config)
+        self.compiled: list[CompiledGrammar | None] = [None if g is None else factory.compile(g) for g in guides]
+        self._num_guides = None if guide is None or isinstance(guide, Guide) else len(guides)
+        # logits of any other width belong to another vocabulary; unknown without a model
+        self._model_width = self.vocabulary.vocab_size if model is not None else None
+        self._forced_start_possible = forced_start_possible(model)
+        self._finish_ids = generation_stop_ids(model, self.vocabulary)
+        self._ban_options = ban_options_text(model)
+        self._root = self
+        self._last_called: GuidedLogitsProcessor = self
+        self._one_call = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self._sessions: dict[int, Session] = {}
+        self._session: Session | None = None
+        self._foreign_width: int | None = None
+        self._banned_flags: torch.Tensor | None = None
+        self._warned = False
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """Return guided scores.
+
+        Args:
+            input_ids: int64 [B, L], prompt and generated tokens of each row.
+            scores: [B, V] of any floating type; not written.
+
+        Returns:
+            A new tensor like `scores`, or `scores` itself where nothing is guided.
+
+        Raises:
+            ValueError: at a call's first step, guides and rows do not fit each other.
+            DeadEndError: a row has no legal token, with `on_dead_end="raise"` only.
+        """
+        width = scores.shape[-1]
+        if self._model_width is not None and width != self._model_width:
+            self._foreign_width = width
+            return scores
+        self._root._last_called = self
+        session = self._sessions.get(width)
+        ids = self._fetch(input_ids)
+        if session is None or not self._continues(session, ids):
+            session = self._sessions[width] = Session(
+                self.compiled,
+                self._num_guides,
+                ids,
+                self.vocabulary,
+                width,
+                self._finish_ids,
+                self._forced_start(scores),
+            )
+            self._warned = False
+        self._session = session
+        session.follow(ids)
+        rows = session.mask_rows(release=self.config.on_dead_end == "release")
+        if self.config.on_dead_end == "raise" and (dead := session.dead_end()) is not None:
+            raise dead[1]
+        if ids.shape[1] == session.prompt_len and session.skipped_start:
+            rows.row_index[:] = -1  # the model is made to begin with a token that is no part of the text
+        return self._apply(session, rows, scores)
+
+    def __len__(self) -> int:
+        """One processor: `generate` asks for the length of what it is given."""
+        return 1
+
+    def __iter__(self) -> "Iterator[GuidedLogitsProcessor]":
+        """Yield a fresh processor for one call; it shares the compiled guides, and `results` follows it."""
+        child = object.__new__(type(self))
+        child.__dict__.update(self.__dict__)
+        child._one_call = True
+        child._clear()
+        yield child
+
+    def reset(self) -> None:
+        """Forget the running call, so that the next one starts anew even if its prompt continues the last output."""
+        self._clear()
+        self._root._last_called = self
+
+    def results(self, output: Any = None) -> list[RowResult]:
+        """Return what became of each row of the last call.
+
+        Args:
+            output: what `generate` returned, a tensor or a ModelOutput. Without it, the state before the last token,
+                which the processor never sees, with `final=False`.
+
+        Raises:
+            ValueError: `output` is not from this processor's last call.
+            RuntimeError: the processor has not been called yet, or only with scores of another width.
+        """
+        called = self._root._last_called
+        session = called._session
+        if session is None:
+            if called._foreign_width is not None:
+                raise RuntimeError(
+                    f"nothing was guided: the scores had {called._foreign_width} columns, but the model given to this "
+                    f"processor has {called._model_width}; pass the model that generates"
+                )
+            raise RuntimeError("nothing to report: this processor has not been called; pass it to generate first")
+        if output is None:
+            return read_running_results(session, self.compiled, self._num_guides)
+        return read_results(output, session, self.compiled, self._num_guides)
+
+    def _continues(self, session: Session, ids: npt.NDArray[np.int64]) -> bool:
+        if self._one_call and ids.shape[0] == session.num_rows and ids.shape[1] >= session.prompt_len:
+            # this object was made for one call, so only a changed prompt can make it another one
+            return bool(np.array_equal(ids[:, : session.prompt_len], session.prompt))
+        return session.continues(ids)
+
+    def _fetch(self, input_ids: torch.Tensor) -> npt.NDArray[np.int64]:
+        """Bring the ids to the host, with the last step's flags: one transfer a step."""
+        flags, self._banned_flags = self._banned_flags, None
+        if input_ids.device.type == "cpu" or flags is None or flags.shape[0] != input_ids.shape[0]:
+            return input_ids.cpu().numpy()
+        fetched = torch.cat([input_ids, flags[:, None].to(input_ids.dtype)], dim=1).cpu().numpy()
+        if fetched[:, -1].any():
+            self._warn_banned()
+        return fetched[:, :-1]
+
+    def _forced_start(self, scores: torch.Tensor) -> frozenset[int]:
+        """Return the special token that every row is made to begin with (forced_bos_token_id), if there is one."""
+        if not self._forced_start_possible or not scores.shape[0]:
+            return frozenset()
+        finite = scores > float("-inf")
+        if not bool((finite.sum(dim=-1) == 1).all()):
+            return frozenset()
+        forced = frozenset(finite.int().argmax(dim=-1).tolist())
+        special = self.vocabulary.special_token_ids - self.vocabulary.stop_token_set
+        return forced if forced <= special else frozenset()
+
+    def _apply(self, session: Session, rows: StepRows, scores: torch.Tensor) -> torch.Tensor:
+        guided = rows.row_index >= 0
+        if not guided.any():
+            return scores
+        scores = scores if scores.stride(-1) == 1 else scores.contiguous()
+        out = torch.empty_like(scores, memory_format=torch.contiguous_format)
+        if scores.device.type == "cpu":
+            row_index = torch.from_numpy(rows.row_index)
+            apply_token_bitmask_(
+                scores, session.pool.bitmask, row_index=row_index, vocab_size=self.vocabulary.vocab_size, out=out
+            )
+            self._mend_rows(session, rows, out)
+            return out
+        return self._apply_on_device(session, rows, scores, out)
+
+    def _mend_rows(self, session: Session, rows: StepRows, out: torch.Tensor) -> None:
+        """Where something before the guide banned every legal token, let all of them through alike."""
+        guided = np.flatnonzero(rows.row_index >= 0)
+        # a legal token with a finite score proves a row sound; the others are looked at as a whole
+        probes = out[torch.from_numpy(guided), torch.from_numpy(rows.first_legal[guided])]
+        for row in guided[(probes == float("-inf")).numpy()].tolist():
+            if out[row].max() > float("-inf") or out[row].isnan().any():
+                continue
+            legal = legal_columns(session.pool.bitmask[rows.row_index[row]], out.shape[1])
+            out[row, torch.from_numpy(legal)] = 0.0
+            node = session.nodes[row]
+            if node is not None and node.state.value == "live":
+                self._warn_banned()
+
+    def _apply_on_device(
+        self, session: Session, rows: StepRows, scores: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
+        """Upload the rows in use and apply them, without waiting for the device."""
+        used, compact = np.unique(rows.row_index, return_inverse=True)
+        if used[0] == -1:
+            used, compact = used[1:], compact - 1
+        device = scores.device
+        bitmask = session.pool.bitmask[torch.from_numpy(used.astype(np.int64))].to(device, non_blocking=True)
+        row_index = torch.from_numpy(compact.astype(np.int32)).to(device, non_blocking=True)
+        arguments: dict[str, Any] = {"row_index": row_index, "vocab_size": self.vocabulary.vocab_size}
+        apply_token_bitmask_(scores, bitmask, out=out, **arguments)
+        banned = (out.amax(dim=-1) == float("-inf")) & (row_index >= 0)
+        legal = apply_token_bitmask_(torch.zeros_like(out), bitmask, **arguments)
+        self._banned_flags = banned
+        return torch.where(banned[:, None], legal, out)
+
+    def _warn_banned(self) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "something before the guide banned every token the guide allows; the guide wins, and all of them are "
+                f"equally likely at that step. {self._ban_options}",
+                UserWarning,
+                stacklevel=4,
+            )
+
+
+def _checked_guides(guide: object) -> list[Guide | None]:
+    advice = "use gd.Guide.json_schema(...), .regex(...), .choice(...) and so on"
+    if guide is None or isinstance(guide, Guide):
+        return [guide]
+    if isinstance(guide, str | bytes | dict) or not isinstance(guide, Sequence):
+        raise TypeError(f"guide must be a Guide, None or a list of them, got {type(guide).__name__}; {advice}")
+    if not guide:
+        raise ValueError("the list of guides is empty; pass one guide per prompt, None for an unguided one")
+    for index, item in enumerate(guide):
+        if item is not None and not isinstance(item, Guide):
+            raise TypeError(f"guide {index} must be a Guide or None, got {type(item).__name__}; {advice}")
+    return list(guide)

@@ -1,0 +1,299 @@
+"""Session: one `generate` call as a logits processor sees it, which is token ids and nothing else.
+
+In:  the ids of each call.      Out: a node (and so a mask row) for each row.
+Kept here: state is found by the content of the ids alone. Rows may be reordered (beams), come back shorter or with other
+tokens (drafts), hold tokens that the guide rejects (beam-sample), and go on behind a stop token (padding). Prompt tokens
+never reach a matcher.
+Source: how transformers 5.24 calls a processor in each of its modes (generation/utils.py, candidate_generator.py).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gd_plugin.errors import DeadEndError
+from gd_plugin.grammars.backends.registry import CompiledGrammar
+from gd_plugin.grammars.batch import fill_next_token_bitmasks
+from gd_plugin.grammars.history import MatcherTree, Node, NodeState
+from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.masks.bitmask import first_valid_tokens
+from gd_plugin.masks.pool import BitmaskPool
+
+__all__ = ["Session", "StepRows", "guide_of_row", "spell"]
+
+Ids = npt.NDArray[np.int64]
+
+# tokens at a row's end that are compared first when beams have been reordered
+_TAIL = 8
+
+
+@dataclass(slots=True)
+class StepRows:
+    """What to apply at one step: for each row its row in the pool (-1: leave it alone) and one legal token (or -1)."""
+
+    row_index: npt.NDArray[np.int32]
+    first_legal: npt.NDArray[np.int64]
+
+
+def guide_of_row(row: int, num_rows: int, num_guides: int | None) -> int:
+    """Return the guide of a row: rows of one prompt lie together, whatever expanded them (beams, return sequences)."""
+    return 0 if num_guides is None else row * num_guides // num_rows
+
+
+def spell(vocabulary: Vocabulary, token_ids: Iterable[int]) -> str:
+    """Return the text of tokens; half a character at the end is left out, other broken UTF-8 is replaced."""
+    data = vocabulary.decode(i for i in token_ids if i < vocabulary.vocab_size)
+    for cut in range(4):
+        try:
+            return data[: len(data) - cut].decode("utf-8")
+        except UnicodeDecodeError as error:
+            if error.reason != "unexpected end of data":
+                break
+    return data.decode("utf-8", errors="replace")
+
+
+class Session:
+    """The rows of one `generate` call.
+
+    Args:
+        compiled: the guides, None for unguided.
+        num_guides: number of prompts the guides are for; None lets the only guide serve every row.
+        prompt: int64 [B, P], the ids of the first call.
+        width: columns of the logits.
+        skipped_start: token ids that the model is made to begin with, which are no part of the output's text.
+
+    Raises:
+        ValueError: the rows cannot be shared out among the guides.
+    """
+
+    def __init__(
+        self,
+        compiled: Sequence[CompiledGrammar | None],
+        num_guides: int | None,
+        prompt: Ids,
+        vocabulary: Vocabulary,
+        width: int,
+        finish_token_ids: Sequence[int],
+        skipped_start: frozenset[int] = frozenset(),
+    ) -> None:
+        self.prompt = prompt.copy()
+        self.num_rows, self.prompt_len = prompt.shape
+        self.vocabulary = vocabulary
+        self.width = min(width, vocabulary.vocab_size)
+        self.skipped_start = skipped_start
+        _check_num_guides(self.prompt, num_guides)
+        self.pool = BitmaskPool(vocabulary.vocab_size, max(8, self.num_rows + 1))
+        # finished and dead rows share this one
+        self._stop_row = self.pool.take()
+        self._stop_legal = finish_token_ids[0]
+        for token_id in finish_token_ids:
+            self.pool.bitmask[self._stop_row, token_id >> 5] |= torch.tensor(
+                [1 << (token_id & 31)], dtype=torch.int64
+            ).to(torch.int32)[0]
+        trees: dict[int, MatcherTree] = {}
+        self._row_trees: list[MatcherTree | None] = []
+        for row in range(self.num_rows):
+            grammar = compiled[guide_of_row(row, self.num_rows, num_guides)]
+            if grammar is None:
+                self._row_trees.append(None)
+                continue
+            if id(grammar) not in trees:
+                trees[id(grammar)] = MatcherTree(grammar.create_matcher, self.pool)
+            self._row_trees.append(trees[id(grammar)])
+        self._trees = list(trees.values())
+        self.nodes: list[Node | None] = [None if tree is None else tree.root for tree in self._row_trees]
+        self.generated: Ids = np.empty((self.num_rows, 0), dtype=np.int64)
+
+    def continues(self, ids: Ids) -> bool:
+        """Tell whether `ids` can be the next call of the same `generate`.
+
+        Each row must be the prompt and a history that was seen before, or one token longer than one.
+        """
+        if ids.shape[0] != self.num_rows or ids.shape[1] < self.prompt_len:
+            return False
+        if not np.array_equal(ids[:, : self.prompt_len], self.prompt):
+            return False
+        generated = ids[:, self.prompt_len :]
+        if self._is_next_step(generated):
+            return True
+        return all(len(rest) <= 1 for _, rest in self._locate(generated))
+
+    def follow(self, ids: Ids) -> list[Node | None]:
+        """Return the node of each row of int64 [B, L]; None where the row is unguided."""
+        generated = ids[:, self.prompt_len :]
+        if self._is_next_step(generated):
+            last = generated[:, -1].tolist()
+            starts: list[tuple[Node | None, list[int]]] = [
+                (node, [token]) for node, token in zip(self.nodes, last, strict=True)
+            ]
+        else:
+            starts = self._locate(generated)
+        nodes: list[Node | None] = [None] * self.num_rows
+        for tree in self._trees:
+            rows, moves = [], []
+            for row, (node, rest) in enumerate(starts):
+                if self._row_trees[row] is not tree or node is None:
+                    continue
+                if rest and node.parent is None and rest[0] in self.skipped_start:
+                    node, rest = tree.skip(node, rest[0]), rest[1:]
+                if len(rest) > 1:
+                    node = tree.walk(node, rest[:-1])
+                if rest:
+                    rows.append(row)
+                    moves.append((node, rest[-1]))
+                else:
+                    nodes[row] = node
+            for row, node in zip(rows, tree.step(moves), strict=True):
+                nodes[row] = node
+        self.nodes = nodes
+        self.generated = generated.copy()
+        return nodes
+
+    def mask_rows(self, release: bool) -> StepRows:
+        """Fill what is missing and return where each row's mask lies.
+
+        Args:
+            release: rows in a dead end are left alone instead of being stopped.
+        """
+        self._fill_masks()
+        row_index = np.full(self.num_rows, -1, dtype=np.int32)
+        first_legal = np.full(self.num_rows, -1, dtype=np.int64)
+        for row, node in enumerate(self.nodes):
+            if node is None:
+                continue
+            if node.state is NodeState.LIVE:
+                row_index[row], first_legal[row] = node.mask_row, node.first_legal
+            elif not (release and isinstance(node.error, DeadEndError)):
+                row_index[row], first_legal[row] = self._stop_row, self._stop_legal
+        for tree in self._trees:
+            tree.prune(node for node, owner in zip(self.nodes, self._row_trees, strict=True) if owner is tree and node)
+        return StepRows(row_index, first_legal)
+
+    def dead_end(self) -> tuple[int, Exception] | None:
+        """Return the first row that is dead for a reason of its own, and the reason."""
+        for row, node in enumerate(self.nodes):
+            if node is not None and node.error is not None:
+                return row, node.error
+        return None
+
+    def failure(self, row: int, token_ids: Sequence[int]) -> Exception | None:
+        """Return why `token_ids` in this row led to a dead node, if it was seen and no token was rejected."""
+        tree = self._row_trees[row]
+        return None if tree is None else tree.failures.get(tuple(token_ids))
+
+    @property
+    def num_matchers(self) -> int:
+        """Matchers alive in all rows."""
+        return sum(tree.num_matchers for tree in self._trees)
+
+    def _is_next_step(self, generated: Ids) -> bool:
+        known = self.generated
+        return generated.shape[1] == known.shape[1] + 1 and np.array_equal(generated[:, :-1], known)
+
+    def _locate(self, generated: Ids) -> list[tuple[Node | None, list[int]]]:
+        """For each row the deepest known node of its history, and the tokens behind that."""
+        located: list[tuple[Node | None, list[int]]] = []
+        for row, tree in enumerate(self._row_trees):
+            if tree is None:
+                located.append((None, []))
+                continue
+            tokens = generated[row]
+            node = self._nearest(row, tree, tokens)
+            rest: list[int] = tokens[node.depth :].tolist()
+            known = 0
+            while known < len(rest) and rest[known] in node.children:
+                node = node.children[rest[known]]
+                known += 1
+            located.append((node, rest[known:]))
+        return located
+
+    def _nearest(self, row: int, tree: MatcherTree, tokens: Ids) -> Node:
+        """The deepest node on the paths of the last call's rows that is a prefix of `tokens`."""
+        common = min(len(tokens), self.generated.shape[1])
+        head = tokens[:common]
+        best, best_depth = tree.root, 0
+        for other in self._likely_rows(row, tree, head):
+            node = self.nodes[other]
+            if node is None:
+                continue
+            differing = np.flatnonzero(head != self.generated[other, :common])
+            depth = int(differing[0]) if differing.size else common
+            if depth > best_depth:
+                best, best_depth = node.ancestor(depth), depth
+            if depth == common:
+                break
+        return best
+
+    def _likely_rows(self, row: int, tree: MatcherTree, head: Ids) -> Iterable[int]:
+        """Rows of the last call under the same guide, those that end like `head` first."""
+        yield row
+        others = [r for r, owner in enumerate(self._row_trees) if owner is tree and r != row]
+        if not others:
+            return
+        tail = head[-_TAIL:]
+        ends = self.generated[others, max(0, len(head) - _TAIL) : len(head)]
+        alike = (ends == tail).all(axis=1).tolist()
+        yield from (r for r, same in zip(others, alike, strict=True) if same)
+        yield from (r for r, same in zip(others, alike, strict=True) if not same)
+
+    def _fill_masks(self) -> None:
+        waiting: dict[Node, MatcherTree] = {}
+        for node, tree in zip(self.nodes, self._row_trees, strict=True):
+            if node is not None and tree is not None and tree.needs_mask(node):
+                waiting[node] = tree
+        kept = set(waiting)
+        nodes, matchers, rows = [], [], []
+        for node, tree in waiting.items():
+            matcher = tree.seat(node, kept)
+            if matcher is not None:
+                nodes.append(node)
+                matchers.append(matcher)
+                rows.append(self.pool.take())
+        if not nodes:
+            return
+        errors = fill_next_token_bitmasks(matchers, self.pool.bitmask, rows)
+        # a row without a legal token never reaches softmax
+        legal = first_valid_tokens(self.pool.bitmask[rows], self.width).tolist()
+        for position, (node, row, first) in enumerate(zip(nodes, rows, legal, strict=True)):
+            tree = waiting[node]
+            if position in errors:
+                self.pool.give_back(row)
+                tree.fail(node, errors[position])
+            elif first < 0:
+                self.pool.give_back(row)
+                tree.close(node, self._dead_end_error(node))
+            else:
+                tree.add_mask(node, row, first)
+
+    def _dead_end_error(self, node: Node) -> DeadEndError:
+        row = self.nodes.index(node)
+        tokens = node.token_ids()
+        text = spell(self.vocabulary, tokens)
+        return DeadEndError(
+            f"row {row}: no token can follow {_tail(text)!r} after {len(tokens)} tokens; the guide allows no text that "
+            "this vocabulary can spell here, so change the guide, or pass on_dead_end='release' to go on unguided",
+            row=row,
+            num_tokens=len(tokens),
+            text=text,
+        )
+
+
+def _tail(text: str, limit: int = 60) -> str:
+    return text if len(text) <= limit else "..." + text[-limit:]
+
+
+def _check_num_guides(prompt: Ids, num_guides: int | None) -> None:
+    num_rows = prompt.shape[0]
+    if num_guides is None:
+        return
+    advice = "pass one guide per prompt (None for an unguided one), or a single guide outside a list for all"
+    if num_rows % num_guides:
+        raise ValueError(f"{num_guides} guides cannot serve a batch of {num_rows} rows: {advice}")
+    expansion = num_rows // num_guides
+    groups = prompt.reshape(num_guides, expansion, prompt.shape[1])
+    if expansion > 1 and not (groups == groups[:, :1]).all():
+        num_prompts = 1 + sum(not np.array_equal(prompt[r], prompt[r - 1]) for r in range(1, num_rows))
+        raise ValueError(f"{num_guides} guides cannot serve a batch of {num_prompts} different prompts: {advice}")
