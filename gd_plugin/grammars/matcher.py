@@ -7,12 +7,16 @@ EngineMatcher     owns stop tokens, termination, the token count and stray bits,
 Until termination the mask equals the accept set: a bit is 1 exactly when `accept_token` of that id would return True.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from operator import index
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from gd_plugin.errors import RollbackError
+from gd_plugin.errors import MatcherError, RollbackError
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.masks.bitmask import num_mask_words
 
@@ -73,11 +77,13 @@ class GrammarMatcher(ABC):
     def validate_tokens(self, token_ids: Sequence[int]) -> int:
         """Return the length of the longest prefix of `token_ids` that would be accepted; the state is unchanged."""
         accepted = 0
-        for token_id in token_ids:
-            if not self.accept_token(token_id):
-                break
-            accepted += 1
-        self.rollback(accepted)
+        try:
+            for token_id in token_ids:
+                if not self.accept_token(token_id):
+                    break
+                accepted += 1
+        finally:
+            self.rollback(accepted)
         return accepted
 
     def forced_text(self) -> bytes:
@@ -87,26 +93,35 @@ class GrammarMatcher(ABC):
 
 def checked_row(bitmask: torch.Tensor, index: int, num_words: int) -> torch.Tensor:
     """Return row `index` as int32 [>=num_words], or raise the ValueError that the contract promises."""
-    if bitmask.dtype != torch.int32 or bitmask.device.type != "cpu":
-        raise ValueError(f"bitmask must be int32 on the CPU, got {bitmask.dtype} on {bitmask.device}")
-    if bitmask.dim() != 2:
-        raise ValueError(f"bitmask must be [rows, words], got shape {tuple(bitmask.shape)}")
-    if not 0 <= index < bitmask.shape[0]:
-        raise ValueError(f"row {index} is outside the bitmask's {bitmask.shape[0]} rows")
-    if bitmask.shape[1] < num_words:
-        raise ValueError(
-            f"bitmask has {bitmask.shape[1]} words a row, this vocabulary needs {num_words}; "
-            f"use allocate_token_bitmask(rows, vocab_size)"
-        )
-    if bitmask.stride(1) != 1:
-        raise ValueError(f"bitmask must have stride 1 along its words, got {bitmask.stride(1)}")
+    _check_bitmask(bitmask, index, num_words)
     return bitmask[index]
+
+
+def _check_bitmask(bitmask: torch.Tensor, index: int, num_words: int) -> None:
+    if not isinstance(bitmask, torch.Tensor):
+        raise ValueError(f"bitmask must be an int32 tensor on the CPU, got {type(bitmask).__name__}")
+    if bitmask.dtype != torch.int32 or not bitmask.is_cpu or bitmask.layout is not torch.strided:
+        raise ValueError(f"bitmask must be int32 on the CPU, got {bitmask.dtype} on {bitmask.device}")
+    if bitmask.ndim != 2:
+        raise ValueError(f"bitmask must be [rows, words], got shape {tuple(bitmask.shape)}")
+    rows, words = bitmask.shape
+    if not 0 <= index < rows:
+        raise ValueError(f"row {index} is outside the bitmask's {rows} rows")
+    if words < num_words:
+        raise ValueError(
+            f"bitmask has {words} words a row, this vocabulary needs {num_words}; "
+            "use allocate_token_bitmask(rows, vocab_size)"
+        )
+    # the stride of a single word says nothing
+    if words > 1 and bitmask.stride(1) != 1:
+        raise ValueError(f"bitmask must have stride 1 along its words, got {bitmask.stride(1)}")
 
 
 class EngineMatcher(GrammarMatcher):
     """Base of the adapters: does what the contract says, given the six hooks below.
 
-    Hooks see text tokens only, never a stop token, and only while the matcher is not terminated.
+    Hooks see text tokens only, never a stop token, and only while the matcher is not terminated. One runs at a time:
+    a second thread that calls while one is inside gets a `MatcherError`, and the engine never sees two at once.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -114,6 +129,7 @@ class EngineMatcher(GrammarMatcher):
         self._num_words = num_mask_words(vocabulary.vocab_size)
         self._num_tokens = 0
         self._terminated = False
+        self._busy = threading.Lock()
 
     @abstractmethod
     def _engine_accept(self, token_id: int) -> bool:
@@ -124,7 +140,7 @@ class EngineMatcher(GrammarMatcher):
         """Undo `num_tokens` text tokens, at least 1 and never more than were accepted."""
 
     @abstractmethod
-    def _engine_fill(self, row: torch.Tensor) -> None:
+    def _engine_fill(self, row: npt.NDArray[np.int32]) -> None:
         """Write the legal text tokens into contiguous int32 [W]; stop and stray bits may hold anything."""
 
     @abstractmethod
@@ -139,52 +155,74 @@ class EngineMatcher(GrammarMatcher):
     def _engine_reset(self) -> None:
         """Go back to the start."""
 
+    def _engine_forced_text(self) -> bytes:
+        """Return bytes that every continuation must start with; b"" if the engine cannot tell."""
+        return b""
+
     def accept_token(self, token_id: int) -> bool:
         """See `GrammarMatcher.accept_token`."""
-        if self._terminated or not 0 <= token_id < self._vocabulary.vocab_size:
-            return False
-        if token_id in self._vocabulary.stop_token_set:
-            if not self._engine_accepting():
+        # numbers of other libraries hash differently; what is no whole number is a TypeError
+        token_id = index(token_id)
+        self._enter()
+        try:
+            if self._terminated or not 0 <= token_id < self._vocabulary.vocab_size:
                 return False
-            self._terminated = True
-        elif token_id in self._vocabulary.special_token_ids or not self._engine_accept(token_id):
-            return False
-        self._num_tokens += 1
-        return True
+            if token_id in self._vocabulary.stop_token_set:
+                if not self._engine_accepting():
+                    return False
+                self._terminated = True
+            elif token_id in self._vocabulary.special_token_ids or not self._engine_accept(token_id):
+                return False
+            self._num_tokens += 1
+            return True
+        finally:
+            self._busy.release()
 
     def rollback(self, num_tokens: int) -> None:
         """See `GrammarMatcher.rollback`."""
-        if not 0 <= num_tokens <= self._num_tokens:
-            raise RollbackError(f"cannot roll back {num_tokens} tokens: {self._num_tokens} have been accepted")
-        # the stop token is always the last one and never reached the engine
-        text_tokens = num_tokens - (1 if self._terminated and num_tokens else 0)
-        if text_tokens:
-            self._engine_rollback(text_tokens)
-        if num_tokens:
-            self._terminated = False
-        self._num_tokens -= num_tokens
+        num_tokens = index(num_tokens)
+        self._enter()
+        try:
+            if not 0 <= num_tokens <= self._num_tokens:
+                raise RollbackError(f"cannot roll back {num_tokens} tokens: {self._num_tokens} have been accepted")
+            # the stop token is always the last one and never reached the engine
+            text_tokens = num_tokens - (1 if self._terminated and num_tokens else 0)
+            if text_tokens:
+                self._engine_rollback(text_tokens)
+            if num_tokens:
+                self._terminated = False
+            self._num_tokens -= num_tokens
+        finally:
+            self._busy.release()
 
     def fill_next_token_bitmask(self, bitmask: torch.Tensor, index: int) -> None:
         """See `GrammarMatcher.fill_next_token_bitmask`."""
-        row = checked_row(bitmask, index, self._num_words)
-        if self._terminated:
-            row.zero_()
-        else:
-            self._engine_fill(row[: self._num_words])
-        self._finish_row(row)
-
-    def _finish_row(self, row: torch.Tensor) -> None:
-        """Clear what lies past the vocabulary and set the stop tokens' bits as the contract says."""
-        words = row.numpy()
-        words[self._num_words - 1] &= self._vocabulary.tail_word
-        if len(words) > self._num_words:
-            words[self._num_words :] = 0
-        legal = self._terminated or self._engine_accepting()
-        for word, bits in self._vocabulary.stop_words:
-            if legal:
-                words[word] |= bits
+        _check_bitmask(bitmask, index, self._num_words)
+        # numpy's view of a row costs a tenth of torch's
+        row: npt.NDArray[np.int32] = bitmask.numpy()[index]
+        self._enter()
+        try:
+            if self._terminated:
+                row[:] = 0
             else:
-                words[word] &= ~bits
+                self._engine_fill(row if len(row) == self._num_words else row[: self._num_words])
+            self._finish_row(row)
+        finally:
+            self._busy.release()
+
+    def _finish_row(self, row: npt.NDArray[np.int32]) -> None:
+        """Clear what lies past the vocabulary and set the stop tokens' bits as the contract says."""
+        vocabulary = self._vocabulary
+        if vocabulary.vocab_size % 32:
+            row[self._num_words - 1] &= vocabulary.tail_word
+        if len(row) > self._num_words:
+            row[self._num_words :] = 0
+        legal = self._terminated or self._engine_accepting()
+        for word, bits in vocabulary.stop_words:
+            if legal:
+                row[word] |= bits
+            else:
+                row[word] &= ~bits
 
     def is_terminated(self) -> bool:
         """See `GrammarMatcher.is_terminated`."""
@@ -192,22 +230,46 @@ class EngineMatcher(GrammarMatcher):
 
     def is_accepting(self) -> bool:
         """See `GrammarMatcher.is_accepting`."""
-        return not self._terminated and self._engine_accepting()
+        self._enter()
+        try:
+            return not self._terminated and self._engine_accepting()
+        finally:
+            self._busy.release()
 
     def fork(self) -> "GrammarMatcher":
         """See `GrammarMatcher.fork`."""
-        twin = self._engine_fork()
-        twin._num_tokens = self._num_tokens
-        twin._terminated = self._terminated
-        return twin
+        self._enter()
+        try:
+            twin = self._engine_fork()
+            twin._num_tokens = self._num_tokens
+            twin._terminated = self._terminated
+            return twin
+        finally:
+            self._busy.release()
 
     def reset(self) -> None:
         """See `GrammarMatcher.reset`."""
-        self._engine_reset()
-        self._num_tokens = 0
-        self._terminated = False
+        self._enter()
+        try:
+            self._engine_reset()
+            self._num_tokens = 0
+            self._terminated = False
+        finally:
+            self._busy.release()
+
+    def forced_text(self) -> bytes:
+        """See `GrammarMatcher.forced_text`."""
+        self._enter()
+        try:
+            return b"" if self._terminated else self._engine_forced_text()
+        finally:
+            self._busy.release()
 
     @property
     def num_tokens(self) -> int:
         """See `GrammarMatcher.num_tokens`."""
         return self._num_tokens
+
+    def _enter(self) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise MatcherError("this matcher is in use in another thread; give each thread its own with fork()")

@@ -1,8 +1,8 @@
 """xgrammar behind the contract of grammars/matcher.py.
 
 In:  a Guide and a Vocabulary.      Out: a CompiledGrammar whose matchers behave as the contract says.
-Kept here: its exceptions never leave raw, and it is never called so that it prints. It sees tokens as raw bytes with stop
-and special tokens blanked, because it treats a named special token as text.
+Kept here: its exceptions never leave raw, and it is never called so that it prints. It sees tokens as raw bytes with
+stop and special tokens blanked, because it treats a named special token as text.
 Sources: xgrammar 0.2.9, its Python package and its EBNF and JSON Schema converters, by experiment.
 """
 
@@ -12,7 +12,8 @@ import re
 import weakref
 from typing import Any, Final
 
-import torch
+import numpy as np
+import numpy.typing as npt
 import xgrammar
 
 from gd_plugin.config import GuidedDecodingConfig
@@ -80,7 +81,7 @@ class XGrammarMatcher(EngineMatcher):
         except Exception as error:
             raise _matcher_error(error) from error
 
-    def _engine_fill(self, row: torch.Tensor) -> None:
+    def _engine_fill(self, row: npt.NDArray[np.int32]) -> None:
         # a one-dimensional row: with a matrix the engine ignores strides and writes into other rows
         try:
             self._engine.fill_next_token_bitmask(row, 0)
@@ -97,10 +98,7 @@ class XGrammarMatcher(EngineMatcher):
     def _engine_reset(self) -> None:
         self._engine.reset()
 
-    def forced_text(self) -> bytes:
-        """See `GrammarMatcher.forced_text`."""
-        if self._terminated:
-            return b""
+    def _engine_forced_text(self) -> bytes:
         try:
             return str(self._engine.find_jump_forward_string()).encode()
         except Exception as error:
@@ -166,8 +164,8 @@ class XGrammarBackend(Backend):
         return XGrammarCompiledGrammar(guide, self._vocabulary, compiled)
 
     def _compile(self, guide: Guide) -> Any:
-        # the engine takes the end of its root rule for the end of the text: where the root refers to itself, tokens that
-        # close two levels at once would be missing from the mask. The union's root is a new rule that nothing refers to.
+        # the engine takes the end of its root rule for the end of the text: where the root refers to itself, tokens
+        # that close two levels at once would be missing from the mask. Nothing refers to the root of a union.
         return self._compiler.compile_grammar(xgrammar.Grammar.union(self._grammar(guide)))
 
     def _grammar(self, guide: Guide) -> Any:
