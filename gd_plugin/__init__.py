@@ -11,6 +11,8 @@ from gd_plugin.version import __version__
 
 if TYPE_CHECKING:
     from gd_plugin.config import GuidedDecodingConfig
+    from gd_plugin.decoding.decoder import GuidedDecoder
+    from gd_plugin.decoding.requests import DraftTree, GuidedRequest, GuidedRequests
     from gd_plugin.errors import (
         BackendNotInstalledError,
         CompileTimeoutError,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from gd_plugin.hf.results import RowResult
     from gd_plugin.masks.apply import apply_token_bitmask_
     from gd_plugin.masks.bitmask import allocate_token_bitmask, row_has_valid_token
+    from gd_plugin.masks.shard import VocabShard
 
 # public name -> the module that defines it; held equal to the imports above by a test
 _HOMES = {
@@ -45,6 +48,7 @@ _HOMES = {
     "CompileTimeoutError": "gd_plugin.errors",
     "CompiledGrammar": "gd_plugin.grammars.backends.registry",
     "DeadEndError": "gd_plugin.errors",
+    "DraftTree": "gd_plugin.decoding.requests",
     "EngineMatcher": "gd_plugin.grammars.matcher",
     "GrammarMatcher": "gd_plugin.grammars.matcher",
     "GrammarMatcherFactory": "gd_plugin.grammars.compiler",
@@ -52,9 +56,12 @@ _HOMES = {
     "GuideError": "gd_plugin.errors",
     "GuideTooLargeError": "gd_plugin.errors",
     "GuideType": "gd_plugin.guides.guide",
+    "GuidedDecoder": "gd_plugin.decoding.decoder",
     "GuidedDecodingConfig": "gd_plugin.config",
     "GuidedDecodingError": "gd_plugin.errors",
     "GuidedLogitsProcessor": "gd_plugin.hf.processor",
+    "GuidedRequest": "gd_plugin.decoding.requests",
+    "GuidedRequests": "gd_plugin.decoding.requests",
     "InvalidGuideError": "gd_plugin.errors",
     "MatcherError": "gd_plugin.errors",
     "Problem": "gd_plugin.guides.report",
@@ -64,6 +71,7 @@ _HOMES = {
     "TokenRejectedError": "gd_plugin.errors",
     "UnsatisfiableGuideError": "gd_plugin.errors",
     "UnsupportedGuideError": "gd_plugin.errors",
+    "VocabShard": "gd_plugin.masks.shard",
     "Vocabulary": "gd_plugin.grammars.vocabulary",
     "VocabularyError": "gd_plugin.errors",
     "allocate_token_bitmask": "gd_plugin.masks.bitmask",
@@ -79,6 +87,7 @@ __all__ = [
     "CompileTimeoutError",
     "CompiledGrammar",
     "DeadEndError",
+    "DraftTree",
     "EngineMatcher",
     "GrammarMatcher",
     "GrammarMatcherFactory",
@@ -86,9 +95,12 @@ __all__ = [
     "GuideError",
     "GuideTooLargeError",
     "GuideType",
+    "GuidedDecoder",
     "GuidedDecodingConfig",
     "GuidedDecodingError",
     "GuidedLogitsProcessor",
+    "GuidedRequest",
+    "GuidedRequests",
     "InvalidGuideError",
     "MatcherError",
     "Problem",
@@ -98,6 +110,7 @@ __all__ = [
     "TokenRejectedError",
     "UnsatisfiableGuideError",
     "UnsupportedGuideError",
+    "VocabShard",
     "Vocabulary",
     "VocabularyError",
     "__version__",

@@ -1,0 +1,190 @@
+"""One step's batch as the decoder sees it: snapshots of the engine's requests, and which mask rows they own.
+
+In:  GuidedRequest records that the engine fills from its own requests.
+Out: GuidedRequests: private copies with row offsets, in batch order.
+
+Rows: a context request has 1, a generation request K' + 1 (row `o + i` masks the token that follows draft i, row `o`
+the one that follows the golden token), a draft request 1. K' is the draft length of this step.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gd_plugin.guides.guide import Guide
+
+__all__ = ["DraftTree", "GuidedRequest", "GuidedRequests"]
+
+
+class DraftTree(NamedTuple):
+    """The shape of a tree of drafts. Node 0 is the golden token, node i > 0 is `draft_tokens[i - 1]`; -1 is none.
+
+    Attributes:
+        first_child: first child of each node.
+        next_sibling: next sibling of each node.
+    """
+
+    first_child: Sequence[int]
+    next_sibling: Sequence[int]
+
+    @classmethod
+    def from_parents(cls, parents: Sequence[int]) -> "DraftTree":
+        """Build from the parent of each node; `parents[0]` is -1, a parent comes before its children.
+
+        Raises:
+            ValueError: node 0 has a parent, or a parent does not come before its child.
+        """
+        num_nodes = len(parents)
+        first_child, next_sibling, last_child = [-1] * num_nodes, [-1] * num_nodes, [-1] * num_nodes
+        for node, parent in enumerate(parents):
+            if not (-1 if node == 0 else 0) <= parent < max(node, 0):
+                raise ValueError(f"node {node} of a draft tree cannot have parent {parent}; a parent comes first")
+            if node == 0:
+                continue
+            if last_child[parent] < 0:
+                first_child[parent] = node
+            else:
+                next_sibling[last_child[parent]] = node
+            last_child[parent] = node
+        return cls(first_child, next_sibling)
+
+
+@dataclass(slots=True)
+class GuidedRequest:
+    """What the decoder must know of one request in one step. `add_batch` copies it.
+
+    Attributes:
+        guide: what the request may generate; None leaves it unguided.
+        request_id: the engine's name of the request; failures are reported under it.
+        seq_slot: the slot its state lives in, 0 <= seq_slot < max_num_sequences.
+        prev_seq_slot: the slot its tokens were written under in the step before, the column of `new_tokens`; None
+            where the request was not in that step, or has its tokens in `new_token` and `draft_tokens`.
+        is_context_init_state: the prompt is being processed.
+        is_last_context_chunk: its last chunk is: this step's row samples the first token.
+        is_generation_in_progress_state: the request emits tokens.
+        is_generation_only_first_iteration: it arrives from a prefill elsewhere and has not been in a batch here.
+        new_token: golden token: emitted by the target, not yet consumed by the matcher.
+        is_draft: the row belongs to a draft model's step.
+        draft_tokens: proposals behind the golden token, cut at the first negative id; with a `draft_tree` those of its
+            nodes from 1 on.
+        draft_tree: shape of a tree of drafts, `DraftTree` or (first_child, next_sibling); None is a chain.
+        num_accepted_draft_tokens: drafts of the step before that the target accepted, the bonus token left out.
+        accepted_nodes: with a tree, the accepted nodes from the root down, node 0 left out.
+        history: all tokens emitted before `new_token` (in a context step: all tokens emitted), for a request that
+            comes back after preemption or from another engine; None where nothing is to be replayed.
+    """
+
+    guide: Guide | None = None
+    request_id: object = None
+    seq_slot: int | None = None
+    prev_seq_slot: int | None = None
+    is_context_init_state: bool = False
+    is_last_context_chunk: bool = False
+    is_generation_in_progress_state: bool = False
+    is_generation_only_first_iteration: bool = False
+    new_token: int | None = None
+    is_draft: bool = False
+    draft_tokens: Sequence[int] | None = None
+    draft_tree: DraftTree | tuple[Sequence[int], Sequence[int]] | None = None
+    num_accepted_draft_tokens: int | None = None
+    accepted_nodes: Sequence[int] | None = None
+    history: Sequence[int] | None = None
+
+    @property
+    def slot(self) -> int:
+        """`seq_slot` of a request that must have one.
+
+        Raises:
+            ValueError: it has none.
+        """
+        if self.seq_slot is None:
+            raise ValueError(f"request {self.request_id!r} has no seq_slot")
+        return self.seq_slot
+
+    def require_matcher_init(self) -> bool:
+        """Tell whether this step starts the guide: the last chunk of the prompt, and not a draft model's."""
+        return not self.is_draft and self.is_context_init_state and self.is_last_context_chunk
+
+    def require_matcher_advance(self) -> bool:
+        """Tell whether this step consumes `new_token`. Never true together with `require_matcher_init`."""
+        return self.is_draft or (self.is_generation_in_progress_state and not self.is_context_init_state)
+
+    def snapshot(self) -> "GuidedRequest":
+        """Return a copy that later changes of this one, or of its lists, do not reach."""
+        tree = self.draft_tree
+        return GuidedRequest(
+            self.guide,
+            self.request_id,
+            self.seq_slot,
+            self.prev_seq_slot,
+            self.is_context_init_state,
+            self.is_last_context_chunk,
+            self.is_generation_in_progress_state,
+            self.is_generation_only_first_iteration,
+            self.new_token,
+            self.is_draft,
+            None if self.draft_tokens is None else list(self.draft_tokens),
+            None if tree is None else DraftTree(list(tree[0]), list(tree[1])),
+            self.num_accepted_draft_tokens,
+            None if self.accepted_nodes is None else list(self.accepted_nodes),
+            None if self.history is None else list(self.history),
+        )
+
+    def as_draft(self) -> "GuidedRequest":
+        """Return the draft request that a target request of the same slot turns into in a draft loop."""
+        takes_part = self.require_matcher_init() or self.require_matcher_advance()
+        return GuidedRequest(
+            guide=self.guide if takes_part else None,
+            request_id=self.request_id,
+            seq_slot=self.seq_slot,
+            prev_seq_slot=self.prev_seq_slot,
+            is_draft=True,
+        )
+
+
+class GuidedRequests:
+    """A batch of requests in batch order.
+
+    Attributes:
+        requests: the requests.
+        max_num_draft_tokens: K', drafts a generation request may have in this step.
+        num_bitmask_tokens: rows of the layout; 0 for an empty batch.
+        is_draft: the batch is a draft model's step.
+    """
+
+    def __init__(self, requests: Sequence[GuidedRequest], max_num_draft_tokens: int) -> None:
+        """Lay out the rows.
+
+        Raises:
+            ValueError: draft and target requests in one batch, or a negative draft length.
+        """
+        if max_num_draft_tokens < 0:
+            raise ValueError(f"the draft length must not be negative, got {max_num_draft_tokens}")
+        self.requests = list(requests)
+        self.max_num_draft_tokens = max_num_draft_tokens
+        self.is_draft = bool(self.requests) and self.requests[0].is_draft
+        for request in self.requests:
+            if request.is_draft != self.is_draft:
+                raise ValueError(
+                    f"request {request.request_id!r} in slot {request.seq_slot}: draft and target requests cannot "
+                    "share a batch; add the draft model's requests in a batch of their own"
+                )
+        self.num_bitmask_tokens = sum(map(self._num_rows, self.requests))
+
+    def _num_rows(self, request: GuidedRequest) -> int:
+        return 1 if request.is_draft or request.is_context_init_state else self.max_num_draft_tokens + 1
+
+    def valid_requests(self) -> Iterator[GuidedRequest]:
+        """Yield the requests that have a guide."""
+        return (request for request in self.requests if request.guide is not None)
+
+    def valid_requests_with_offsets(self) -> Iterator[tuple[GuidedRequest, int]]:
+        """Yield the requests that have a guide, each with its first row."""
+        offset = 0
+        for request in self.requests:
+            if request.guide is not None:
+                yield request, offset
+            offset += self._num_rows(request)
+
+    def __len__(self) -> int:
+        return len(self.requests)

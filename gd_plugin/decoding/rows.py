@@ -1,0 +1,108 @@
+"""Writing one step's mask rows: fill, check, switch on, repeat.
+
+In:  matchers and the row each of them writes.
+Out: rows of `bitmask` and `token_mask` in host memory, and which of them have a legal token at all.
+Only bits of real tokens count as legal.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gd_plugin.grammars.batch import fill_next_token_bitmasks
+from gd_plugin.grammars.matcher import GrammarMatcher
+
+__all__ = ["RowWriter"]
+
+
+class RowWriter:
+    """The rows of one step.
+
+    Args:
+        bitmask: int32 [rows, >=W] on the CPU.
+        token_mask: int32 [rows], a view that is written.
+        vocab_size: bits that count.
+        draft_words: int32 [W], the tokens that a pruned draft vocabulary can spell; None is all of them.
+        max_look_ahead: rows with at most this many legal tokens lose those that lead to a row without any.
+    """
+
+    def __init__(
+        self,
+        bitmask: torch.Tensor,
+        token_mask: npt.NDArray[np.int32],
+        vocab_size: int,
+        *,
+        draft_words: npt.NDArray[np.int32] | None = None,
+        max_look_ahead: int = 0,
+    ) -> None:
+        self._bitmask = bitmask
+        self._words: npt.NDArray[np.int32] = bitmask.numpy()
+        self._token_mask = token_mask
+        self._num_full_words, bits = divmod(vocab_size, 32)
+        # bits at and above vocab_size share the last word with real ones
+        self._tail = np.uint32((1 << bits) - 1).view(np.int32)
+        self._draft_words = draft_words
+        self.max_look_ahead = max_look_ahead
+
+    def fill(self, matchers: Sequence[GrammarMatcher], rows: Sequence[int]) -> dict[int, Exception]:
+        """Fill one row of each matcher; return position -> error for those that could not."""
+        errors = fill_next_token_bitmasks(matchers, self._bitmask, rows)
+        if self.max_look_ahead:
+            for position, matcher in enumerate(matchers):
+                if position not in errors:
+                    try:
+                        self._look_ahead(matcher, rows[position])
+                    except Exception as error:
+                        errors[position] = error
+        return errors
+
+    def has_legal_token(self, row: int) -> bool:
+        """Tell whether the row allows any real token, and in a pruned vocabulary any that it can spell."""
+        words = self._words[row]
+        if self._draft_words is not None:
+            words = words[: len(self._draft_words)] & self._draft_words
+        full = self._num_full_words
+        return bool(words[:full].any()) or (self._tail != 0 and bool(words[full] & self._tail))
+
+    def switch_on(self, row: int) -> None:
+        """Have the row applied."""
+        self._token_mask[row] = 1
+
+    def switch_off(self, row: int) -> None:
+        """Have the row left alone."""
+        self._token_mask[row] = 0
+
+    def repeat(self, row: int, rows: range) -> None:
+        """Copy `row` into `rows` and have them applied."""
+        self._words[rows.start : rows.stop] = self._words[row]
+        self._token_mask[rows.start : rows.stop] = 1
+
+    def clear(self, row: int) -> None:
+        """Ban every token of the row."""
+        self._words[row] = 0
+
+    def ban(self, row: int, token_id: int) -> None:
+        """Take one token out of the row."""
+        word, bit = divmod(token_id, 32)
+        self._words[row, word] &= ~np.uint32(1 << bit).view(np.int32)
+
+    def _look_ahead(self, matcher: GrammarMatcher, row: int) -> None:
+        """Ban the legal tokens behind which no token is legal."""
+        bits = np.unpackbits(self._words[row].view(np.uint8), bitorder="little")
+        legal = np.flatnonzero(bits)
+        if len(legal) > self.max_look_ahead or matcher.is_terminated():
+            return
+        kept = self._words[row].copy()
+        for token_id in legal.tolist():
+            if not matcher.accept_token(token_id):
+                continue
+            try:
+                if not matcher.is_terminated():
+                    matcher.fill_next_token_bitmask(self._bitmask, row)
+                    if not self.has_legal_token(row):
+                        kept[token_id >> 5] &= ~np.uint32(1 << (token_id & 31)).view(np.int32)
+            finally:
+                matcher.rollback(1)
+        self._words[row] = kept

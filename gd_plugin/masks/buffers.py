@@ -1,0 +1,97 @@
+"""Mask rows on their way to the device: two host buffers, one device buffer, and the events between them.
+
+In:  rows and row switches that the grammar code writes into `bitmask_host` and `token_mask_host`.
+Out: the same in `bitmask` and `token_mask` on the device, ready when `bitmask_event` is.
+
+A buffer is one piece of int32: the switches of all rows, then the rows, so that a step is one copy. There are two on
+the host: while one is being copied the next step is written into the other, and a buffer is written again only when
+its own copy is over.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gd_plugin.masks.bitmask import num_mask_words
+from gd_plugin.masks.device import MaskDevice
+
+__all__ = ["MaskBuffers"]
+
+# int32 words: rows start on a boundary of 128 bytes, whatever the number of switches in front of them
+_ALIGNMENT = 32
+
+
+class _Rows:
+    """Views of one buffer: `token_mask` int32 [rows], `bitmask` int32 [rows, W]."""
+
+    def __init__(self, flat: torch.Tensor, rows: int, num_words: int) -> None:
+        self.flat = flat
+        self.token_mask = flat[:rows]
+        self.bitmask = flat[_first_row(rows) :].view(rows, num_words)
+
+
+def _first_row(rows: int) -> int:
+    return -(-rows // _ALIGNMENT) * _ALIGNMENT
+
+
+class MaskBuffers:
+    """Host and device rows of one decoder.
+
+    Attributes:
+        num_rows: rows there is room for.
+        token_event: recorded on the main stream when the device rows may be overwritten.
+        bitmask_event: recorded on the side stream when the device rows are there.
+    """
+
+    def __init__(self, device: MaskDevice, num_rows: int, vocab_size: int, *, num_host_buffers: int = 2) -> None:
+        self._device = device
+        self.num_rows = num_rows
+        num_words = num_mask_words(vocab_size)
+        size = _first_row(num_rows) + num_rows * num_words
+        self._num_words = num_words
+        self._host = [_Rows(device.empty_host(size), num_rows, num_words) for _ in range(num_host_buffers)]
+        self._copied = [device.event() for _ in self._host]
+        self._current = 0
+        self._rows = self._host[0] if device.shares_memory else _Rows(device.empty(size), num_rows, num_words)
+        self.token_event = device.event()
+        self.bitmask_event = device.event()
+
+    @property
+    def bitmask_host(self) -> torch.Tensor:
+        """Rows being written, int32 [num_rows, W] on the host."""
+        return self._host[self._current].bitmask
+
+    @property
+    def token_mask_host(self) -> torch.Tensor:
+        """Switches of the rows being written, int32 [num_rows] on the host; 0 leaves a row alone."""
+        return self._host[self._current].token_mask
+
+    @property
+    def bitmask(self) -> torch.Tensor:
+        """Rows on the device, int32 [num_rows, W]."""
+        return self._rows.bitmask
+
+    @property
+    def token_mask(self) -> torch.Tensor:
+        """Switches on the device, int32 [num_rows]."""
+        return self._rows.token_mask
+
+    def next_rows(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Turn to the other host buffer, wait until its last copy is over, and return (bitmask, token_mask) views."""
+        self._current = (self._current + 1) % len(self._host)
+        if not self._device.is_capturing():
+            self._device.synchronize(self._copied[self._current])
+        return self.bitmask_host.numpy(), self.token_mask_host.numpy()
+
+    def copy(self, num_rows: int) -> None:
+        """Put the copy of the first `num_rows` rows on the side stream, behind the last reader of the device rows."""
+        device = self._device
+        rows = self._host[self._current]
+        device.wait(self.token_event, device.side)
+        if device.shares_memory:
+            self._rows = rows
+        else:
+            used = _first_row(self.num_rows) + num_rows * self._num_words
+            device.copy(self._rows.flat[:used], rows.flat[:used], device.side)
+        device.record(self._copied[self._current], device.side)
+        device.record(self.bitmask_event, device.side)
