@@ -123,7 +123,7 @@ def _check_value(name: str, value: Any, hint: Any) -> None:
 
 
 def _describe(hint: Any) -> str:
-    words = []
+    words: list[str] = []
     for member in _members(hint):
         if typing.get_origin(member) is Literal:
             words.extend(repr(choice) for choice in typing.get_args(member))

@@ -42,7 +42,7 @@ def model_width(model: Any) -> int | None:
     weight = getattr(head, "weight", None)
     if weight is not None and weight.dim() == 2:
         return int(weight.shape[0])
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
     width = getattr(config, "vocab_size", None)
@@ -113,7 +113,7 @@ def forced_start_possible(model: Any) -> bool:
 def ban_options_text(model: Any) -> str:
     """Name the options of the model's generation config that ban tokens, or those that could have been passed."""
     config = getattr(model, "generation_config", None)
-    neutral = (None, 0, 1.0, [], {})
+    neutral: tuple[Any, ...] = (None, 0, 1.0, [], {})
     found = {name: getattr(config, name, None) for name in _BAN_OPTIONS}
     active = [f"{name}={value!r}" for name, value in found.items() if value not in neutral]
     if active:
@@ -130,7 +130,7 @@ def _as_ids(ids: Iterable[int] | int | None) -> list[int]:
 
 
 def _model_stop_ids(model: Any) -> list[int]:
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
     stops: list[int] = []
     for source in (getattr(model, "generation_config", None), config, text_config):

@@ -61,7 +61,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
 
     def __init__(
         self,
-        guide: Guide | None | Sequence[Guide | None],
+        guide: Guide | Sequence[Guide | None] | None,
         *,
         tokenizer: Any = None,
         model: Any = None,
@@ -95,7 +95,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         self._banned_flags: torch.Tensor | None = None
         self._warned = False
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return guided scores.
 
         Args:

