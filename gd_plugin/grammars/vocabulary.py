@@ -8,8 +8,9 @@ Text means `Vocabulary.decode(ids)`: the bytes as in the middle of a document; s
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from operator import index
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -43,12 +44,12 @@ class Vocabulary:
         self.vocab_size = len(tokens) if vocab_size is None else _checked_size(vocab_size)
         if self.vocab_size < 1:
             raise VocabularyError("the vocabulary is empty; pass at least one token")
-        special = frozenset(int(i) for i in special_token_ids)
+        special = _checked_ids(special_token_ids, "special_token_ids")
         width = self.vocab_size
         texts = [b"" if token is None or i in special else bytes(token) for i, token in enumerate(tokens[:width])]
         texts.extend([b""] * (width - len(texts)))
         self.tokens: tuple[bytes, ...] = tuple(texts)
-        self.stop_token_ids: tuple[int, ...] = tuple(sorted({int(i) for i in stop_token_ids}))
+        self.stop_token_ids: tuple[int, ...] = tuple(sorted(_checked_ids(stop_token_ids, "stop_token_ids")))
         if not self.stop_token_ids:
             raise VocabularyError("no stop token: a guided row could never end; pass stop_token_ids=[...]")
         for token_id in self.stop_token_ids:
@@ -59,7 +60,9 @@ class Vocabulary:
                 )
         self.stop_token_set: frozenset[int] = frozenset(self.stop_token_ids)
         self.special_token_ids: frozenset[int] = frozenset(i for i, text in enumerate(self.tokens) if not text)
-        self.special_token_names: Mapping[str, int] = MappingProxyType(dict(special_token_names or {}))
+        self.special_token_names: Mapping[str, int] = MappingProxyType(
+            {name: token_id for name, token_id in (special_token_names or {}).items() if 0 <= token_id < width}
+        )
         if all(not text or i in self.stop_token_set for i, text in enumerate(self.tokens)):
             raise VocabularyError("no token has any text, so no guide could ever be followed")
         bits: dict[int, int] = {}
@@ -102,20 +105,24 @@ class Vocabulary:
         """Build from a tokenizer of any supported make.
 
         Args:
-            tokenizer: a `transformers` tokenizer, a folder or `tokenizer.json`, `tokenizers.Tokenizer`,
-                `tiktoken.Encoding`, `SentencePieceProcessor`, or mistral-common's `Tekkenizer`.
-            vocab_size: columns of the model's logits; None is what the tokenizer has.
-            stop_token_ids: ids that end a row; None is the tokenizer's end-of-sequence token.
+            tokenizer: a `transformers` tokenizer (fast or slow), a folder or `tokenizer.json` (path or text),
+                `tokenizers.Tokenizer`, `tiktoken.Encoding`, `SentencePieceProcessor`, or mistral-common's `Tekkenizer`.
+            vocab_size: columns of the model's logits; None is what the tokenizer has. Wider is padded with ids without
+                text, narrower is cut.
+            stop_token_ids: ids that end a row, beside the tokenizer's end-of-sequence token and, for a folder, those
+                its `config.json` and `generation_config.json` name. All of them stop a row.
 
         Raises:
-            VocabularyError: unknown make, no stop token, or a table that does not reproduce the tokenizer's decoding.
+            VocabularyError: unknown make, no stop token, a stop token of the caller's outside `vocab_size`, or a table
+                that does not reproduce the tokenizer's decoding.
         """
         from gd_plugin.grammars.tokenizers import read_tokenizer
 
         read = read_tokenizer(tokenizer)
-        if isinstance(stop_token_ids, int):
-            stop_token_ids = [stop_token_ids]
-        stops = read.stop_token_ids if stop_token_ids is None else stop_token_ids
+        width = len(read.tokens) if vocab_size is None else _checked_size(vocab_size)
+        stops = _checked_ids(() if stop_token_ids is None else stop_token_ids, "stop_token_ids")
+        # a model narrower than its tokenizer cannot emit the tokenizer's own stop token
+        stops |= {token_id for token_id in read.stop_token_ids if 0 <= token_id < width}
         return cls(
             read.tokens,
             stop_token_ids=stops,
@@ -151,10 +158,25 @@ class Vocabulary:
         return f"Vocabulary(vocab_size={self.vocab_size}, stop_token_ids={self.stop_token_ids})"
 
 
+# no model is this wide; a row and a table are allocated by this number
+_MAX_VOCAB_SIZE: Final = 1 << 24
+
+
 def _checked_size(vocab_size: int) -> int:
     if isinstance(vocab_size, bool) or not isinstance(vocab_size, int | np.integer):
         raise VocabularyError(f"vocab_size must be a number of columns, got {vocab_size!r}")
+    if vocab_size > _MAX_VOCAB_SIZE:
+        raise VocabularyError(f"vocab_size must be at most {_MAX_VOCAB_SIZE}, got {vocab_size}")
     return int(vocab_size)
+
+
+def _checked_ids(token_ids: Iterable[int] | int, name: str) -> frozenset[int]:
+    """Return ids of any integer type as a set of int."""
+    listed = [token_ids] if isinstance(token_ids, int | np.integer) else token_ids
+    try:
+        return frozenset(index(token_id) for token_id in listed)
+    except TypeError as error:
+        raise VocabularyError(f"{name} must be token ids (whole numbers), got {token_ids!r}") from error
 
 
 def _as_int32(bits: int) -> np.int32:
