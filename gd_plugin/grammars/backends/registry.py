@@ -78,6 +78,7 @@ def _builtin(module: str, name: str, install: str) -> BackendFactory:
 _lock = threading.Lock()
 _factories: dict[str, BackendFactory] = {
     "xgrammar": _builtin("gd_plugin.grammars.backends.xgrammar", "xgrammar", "xgrammar>=0.2.8"),
+    "llguidance": _builtin("gd_plugin.grammars.backends.llguidance", "llguidance", "llguidance>=1.7"),
 }
 
 

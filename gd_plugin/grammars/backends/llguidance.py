@@ -1,0 +1,336 @@
+"""llguidance behind the contract of grammars/matcher.py.
+
+In:  a Guide and a Vocabulary.      Out: a CompiledGrammar whose matchers behave as the contract says.
+Kept here: every guide is spelled as Lark with `no_forcing`, because otherwise masks hold only the tokenizer's own spelling
+of forced text and are narrower than the accept set. Its errors are for good: whatever puts a matcher into one is avoided,
+and what cannot be (a dead end found while a row is filled, a limit) is repaired by replaying the tokens in a new copy.
+Sources: llguidance 1.9.1, its stubs and docs/syntax.md, and experiment.
+"""
+
+import json
+import re
+import weakref
+from typing import Any, Final, NamedTuple
+
+import llguidance
+import numpy as np
+import numpy.typing as npt
+
+from gd_plugin.config import GuidedDecodingConfig
+from gd_plugin.errors import (
+    BackendNotInstalledError,
+    GuideError,
+    InvalidGuideError,
+    MatcherError,
+    UnsatisfiableGuideError,
+    UnsupportedGuideError,
+)
+from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar
+from gd_plugin.grammars.matcher import EngineMatcher
+from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.guides.guide import Guide, GuideType
+from gd_plugin.guides.report import Problem
+
+__all__ = ["LLGuidanceBackend", "LLGuidanceMatcher", "create_backend"]
+
+_NAME: Final = "llguidance"
+_INSTALL: Final = "llguidance>=1.7"
+_TAKES: Final = frozenset({GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.REGEX, GuideType.CHOICE})
+_EXACT_MASKS: Final = '%llguidance {"no_forcing": true}\n'
+# a copy of the engine each so many tokens, and so many copies: rollbacks reach back 256 tokens without a replay from
+# the start, which costs 2 us a token
+_CHECKPOINT_TOKENS: Final = 8
+_MAX_CHECKPOINTS: Final = 32
+# the engine does not tell: its lexer holds 1-2 kB a state, and thousands of states are common
+_BASE_NBYTES: Final = 1 << 20
+
+_tokenizers: "weakref.WeakKeyDictionary[Vocabulary, Any]" = weakref.WeakKeyDictionary()
+
+
+def create_backend(vocabulary: Vocabulary, config: GuidedDecodingConfig) -> Backend:
+    """Return the llguidance backend for `vocabulary` and `config`.
+
+    Raises:
+        BackendNotInstalledError: the installed version lacks what this adapter needs.
+    """
+    needed = ("try_consume_tokens", "deep_copy", "unsafe_compute_mask_ptr", "is_error")
+    missing = [name for name in needed if not hasattr(llguidance.LLMatcher, name)]
+    if missing:
+        raise BackendNotInstalledError(
+            f"the installed llguidance is too old (it lacks {', '.join(missing)}): pip install '{_INSTALL}'", name=_NAME
+        )
+    return LLGuidanceBackend(vocabulary, config)
+
+
+class _Checkpoint(NamedTuple):
+    num_tokens: int
+    engine: Any
+
+
+class LLGuidanceMatcher(EngineMatcher):
+    """One request's llguidance matcher.
+
+    The engine's own `rollback` is not used: in grammars with several rules later masks can allow tokens that are then
+    refused (1.9.1). A rollback takes the last checkpoint before it and consumes what is left.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, start: Any) -> None:
+        super().__init__(vocabulary)
+        self._start = start
+        self._engine = start.deep_copy()
+        self._history: list[int] = []
+        self._checkpoints: list[_Checkpoint] = []
+
+    def _engine_accept(self, token_id: int) -> bool:
+        engine = self._engine
+        # once its grammar is exhausted the engine takes end tokens only, any number of them
+        if engine.is_stopped():
+            return False
+        if len(self._history) % _CHECKPOINT_TOKENS == 0:
+            self._add_checkpoint()
+        # not consume_token: a token refused there leaves the engine in an error for good
+        accepted = engine.try_consume_tokens([token_id]) == 1
+        if engine.is_error():
+            self._fail()
+        if accepted:
+            self._history.append(token_id)
+        return accepted
+
+    def _add_checkpoint(self) -> None:
+        here = len(self._history)
+        if self._checkpoints and self._checkpoints[-1].num_tokens == here:
+            return
+        self._checkpoints.append(_Checkpoint(here, self._engine.deep_copy()))
+        if len(self._checkpoints) > _MAX_CHECKPOINTS:
+            del self._checkpoints[0]
+
+    def _engine_rollback(self, num_tokens: int) -> None:
+        self._move_to(len(self._history) - num_tokens)
+
+    def _move_to(self, num_tokens: int) -> None:
+        """Put a fresh engine behind the first `num_tokens` of the history, and forget the rest."""
+        checkpoints = self._checkpoints
+        while checkpoints and checkpoints[-1].num_tokens > num_tokens:
+            checkpoints.pop()
+        known = checkpoints[-1] if checkpoints else _Checkpoint(0, self._start)
+        engine = known.engine.deep_copy()
+        rest = self._history[known.num_tokens : num_tokens]
+        if rest and engine.try_consume_tokens(rest) != len(rest):
+            raise MatcherError(f"llguidance refused tokens it had accepted: {_first_line(engine.get_error())}")
+        self._engine = engine
+        del self._history[num_tokens:]
+
+    def _engine_fill(self, row: npt.NDArray[np.int32]) -> None:
+        engine = self._engine
+        engine.unsafe_compute_mask_ptr(row.__array_interface__["data"][0], row.nbytes)
+        if engine.is_error():
+            # in this state the engine's mask holds the stop tokens alone, which would end the text in silence
+            if not _is_dead_end(engine.get_error()):
+                self._fail()
+            self._move_to(len(self._history))
+            row[:] = 0
+
+    def _fail(self) -> None:
+        """Repair the engine and raise its error."""
+        message = _first_line(self._engine.get_error())
+        self._move_to(len(self._history))
+        raise MatcherError(f"llguidance failed while matching: {message}")
+
+    def _engine_accepting(self) -> bool:
+        return bool(self._engine.is_accepting())
+
+    def _engine_fork(self) -> "LLGuidanceMatcher":
+        twin = LLGuidanceMatcher(self._vocabulary, self._start)
+        twin._engine = self._engine.deep_copy()
+        twin._history = list(self._history)
+        # engines in checkpoints are never advanced, so both can hold them
+        twin._checkpoints = list(self._checkpoints)
+        return twin
+
+    def _engine_reset(self) -> None:
+        self._move_to(0)
+
+
+class LLGuidanceCompiledGrammar(CompiledGrammar):
+    """A guide compiled by llguidance."""
+
+    backend = _NAME
+
+    def __init__(self, guide: Guide, vocabulary: Vocabulary, start: Any) -> None:
+        self.guide = guide
+        self.nbytes = _BASE_NBYTES + 16 * len(guide.guide)
+        self._vocabulary = vocabulary
+        self._start = start
+
+    def create_matcher(self) -> LLGuidanceMatcher:
+        """See `CompiledGrammar.create_matcher`."""
+        return LLGuidanceMatcher(self._vocabulary, self._start)
+
+
+class LLGuidanceBackend(Backend):
+    """llguidance for one vocabulary and one configuration. Safe to use from several threads."""
+
+    name = _NAME
+
+    def __init__(self, vocabulary: Vocabulary, config: GuidedDecodingConfig) -> None:
+        self._vocabulary = vocabulary
+        self._config = config
+        self._tokenizer = _engine_tokenizer(vocabulary)
+
+    def problems(self, guide: Guide) -> list[Problem]:
+        """See `Backend.problems`."""
+        if guide.guide_type not in _TAKES:
+            kind = guide.guide_type.value
+            return [Problem("#", kind, _NAME, f"{kind} guides cannot be enforced by llguidance; use backend='auto'")]
+        if guide.reasoning is not None:
+            return [Problem("#", "reasoning", _NAME, "free text before a guide is not part of an llguidance grammar")]
+        return []
+
+    def compile(self, guide: Guide) -> CompiledGrammar:
+        """See `Backend.compile`."""
+        for problem in self.problems(guide):
+            raise UnsupportedGuideError(
+                f"{problem.pointer}: {problem.message}",
+                pointer=problem.pointer,
+                keyword=problem.keyword,
+                reasons={_NAME: problem.message},
+            )
+        try:
+            # the constructor reports through is_error, never by raising, and prints unless log_level is 0
+            engine = llguidance.LLMatcher(self._tokenizer, _EXACT_MASKS + self._lark(guide), log_level=0)
+        except Exception as error:
+            raise _guide_error(guide, str(error)) from error
+        if engine.is_error():
+            raise _guide_error(guide, engine.get_error())
+        return LLGuidanceCompiledGrammar(guide, self._vocabulary, engine)
+
+    def _lark(self, guide: Guide) -> str:
+        if guide.guide_type is GuideType.JSON:
+            return _json_lark(guide.guide, self._space())
+        if guide.guide_type is GuideType.JSON_SCHEMA:
+            return "start: %json " + self._schema(guide.guide)
+        if guide.guide_type is GuideType.REGEX:
+            return f"start: {_lark_regex(guide.guide)}"
+        return "start: " + " | ".join(_lark_regex(_quoted(option)) if option else '""' for option in guide.options())
+
+    def _space(self) -> str:
+        """Regex of the white space between two tokens of a document."""
+        if self._config.whitespace == "compact":
+            return ""
+        repeat = f"{{0,{self._config.max_whitespace}}}" if self._config.whitespace == "bounded" else "*"
+        return f"[ \\t\\r\\n]{repeat}"
+
+    def _schema(self, text: str) -> str:
+        schema = json.loads(text)
+        if isinstance(schema, bool):
+            schema = {} if schema else {"not": {}}
+        options: dict[str, Any] = {"json_allowed_escapes": "nrbtfu", "json_allow_general_unicode_escapes": True}
+        if self._config.whitespace == "compact":
+            options |= {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+        else:
+            options["whitespace_pattern"] = self._space()
+        return json.dumps({**schema, "x-guidance": options})
+
+
+def _engine_tokenizer(vocabulary: Vocabulary) -> Any:
+    """Return the engine's view of the vocabulary. Two threads may both build it; either result is good."""
+    tokenizer = _tokenizers.get(vocabulary)
+    if tokenizer is None:
+        wrapper = llguidance.TokenizerWrapper(_Tokens(vocabulary))
+        tokenizer = llguidance.LLTokenizer(wrapper, eos_token=list(vocabulary.stop_token_ids))
+        _tokenizers[vocabulary] = tokenizer
+    return tokenizer
+
+
+class _Tokens:
+    """What `llguidance.TokenizerWrapper` asks of a tokenizer. Padding is in the tokens: it ignores `n_vocab`."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.stop_token_ids[0]
+        self.bos_token_id = None
+        self.tokens = list(vocabulary.tokens)
+        for token_id in vocabulary.stop_token_ids:
+            self.tokens[token_id] = b""
+        self.special_token_ids: list[int] = []
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        # asked for the tokenizer's own spelling of forced text, which no_forcing turns off
+        return []
+
+
+def _json_lark(root: str, space: str) -> str:
+    """JSON as the standard has it: every escape, no white space outside."""
+    gap = "_S" if space else '""'
+    return rf"""start: {"object" if root == "object" else "value"}
+value: object | array | STRING | NUMBER | "true" | "false" | "null"
+object: "{{" {gap} "}}" | "{{" {gap} member ({gap} "," {gap} member)* {gap} "}}"
+member: STRING {gap} ":" {gap} value
+array: "[" {gap} "]" | "[" {gap} value ({gap} "," {gap} value)* {gap} "]"
+STRING: /"([^"\\\x00-\x1f]|\\(["\\\/bfnrt]|u[0-9A-Fa-f]{{4}}))*"/
+NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+\-]?[0-9]+)?/
+{f"_S: /{space}/" if space else ""}
+"""
+
+
+def _lark_regex(pattern: str) -> str:
+    """Write a regex between the slashes of a Lark terminal."""
+    # a slash ends the terminal and a line may not break in it; an escaped one is left alone
+    return (
+        "/"
+        + re.sub(r"\\.|/|\n|\r", lambda m: {"/": r"\/", "\n": r"\n", "\r": r"\r"}.get(m[0], m[0]), pattern, flags=re.S)
+        + "/"
+    )
+
+
+def _quoted(text: str) -> str:
+    """Write `text` as a regex that matches it alone."""
+    return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+_UNSATISFIABLE: Final = re.compile(r"unsatisfiable|schema is false", re.I)
+_UNSUPPORTED: Final = re.compile(
+    r"unimplemented|not supported|unsupported|unknown format|are not supported|too (complex|large|big)|limit", re.I
+)
+
+
+def _first_line(message: str) -> str:
+    """The engine's own sentence: behind it stand a dump of its state, or an excerpt of the Lark text."""
+    text = message.partition("\n<state>")[0].strip()
+    lines = [line for line in text.splitlines() if not re.match(r"\s*(\d+ \||\^+\s*$)", line)]
+    return " ".join(line.strip() for line in lines if line.strip())[:500]
+
+
+def _is_dead_end(message: str) -> bool:
+    return message.startswith("NoExtension")
+
+
+def _guide_error(guide: Guide, message: str) -> GuideError:
+    """Translate what the engine says about `guide`; positions in it are those of the Lark text, so they are dropped."""
+    sentence = re.sub(r"^(at )?\d+\(\d+\): ", "", _first_line(message))
+    pointer, keyword = _blame(guide, sentence)
+    text = f"{pointer}: llguidance cannot compile this {guide.guide_type.value} guide: {sentence}"
+    if _UNSATISFIABLE.search(sentence):
+        return UnsatisfiableGuideError(text, pointer=pointer, keyword=keyword)
+    if _UNSUPPORTED.search(sentence):
+        return UnsupportedGuideError(text, pointer=pointer, keyword=keyword, reasons={_NAME: sentence})
+    return InvalidGuideError(text, pointer=pointer, keyword=keyword)
+
+
+def _blame(guide: Guide, sentence: str) -> tuple[str, str | None]:
+    """Find the keyword that a message names, and where the schema has it first."""
+    match = re.search(r'Unimplemented keys: \["([^"]+)"', sentence)
+    if match is None or guide.guide_type is not GuideType.JSON_SCHEMA:
+        return "#", None
+    keyword = match.group(1)
+    stack: list[tuple[Any, str]] = [(json.loads(guide.guide), "#")]
+    while stack:
+        value, pointer = stack.pop()
+        if isinstance(value, dict):
+            if keyword in value:
+                return f"{pointer}/{keyword}", keyword
+            stack.extend(
+                (item, f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}") for key, item in value.items()
+            )
+        elif isinstance(value, list):
+            stack.extend((item, f"{pointer}/{i}") for i, item in enumerate(value))
+    return "#", keyword
