@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from gd_plugin.errors import GuideTooLargeError, InvalidGuideError, UnsatisfiableGuideError
+from gd_plugin.guides.regex import parse_regex
 
 __all__ = ["Guide", "GuideType", "Reasoning"]
 
@@ -109,6 +110,9 @@ class Guide:
 
         Raises:
             InvalidGuideError: `re` refuses the pattern; names the position.
+            UnsupportedGuideError: look-around, a back-reference, an anchor inside the pattern; names the position.
+            UnsatisfiableGuideError: no text matches.
+            GuideTooLargeError: nested or repeated too deeply.
         """
         if isinstance(pattern, re.Pattern):
             if not isinstance(pattern.pattern, str):
@@ -120,21 +124,7 @@ class Guide:
             )
             pattern = f"(?{flags}){pattern.pattern}" if flags else pattern.pattern
         _require_text(pattern, "a regex")
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            position = "" if error.pos is None else f"position {error.pos}"
-            raise InvalidGuideError(
-                f"{position or 'regex'}: {error.msg} in {_shorten(pattern)!r}",
-                pointer=position or None,
-                hint="guides use the syntax of Python's re module",
-            ) from error
-        except (RecursionError, OverflowError, MemoryError) as error:
-            raise GuideTooLargeError(
-                f"regex of {len(pattern)} characters is nested or repeated too deeply to be read",
-                limit="max_depth",
-                hint="simplify the pattern",
-            ) from error
+        parse_regex(pattern)
         return cls(GuideType.REGEX, pattern)
 
     @classmethod
@@ -380,7 +370,3 @@ def _sets_flag(pattern: str, letter: str) -> bool:
 
 def _json_kind(value: object) -> str:
     return {list: "an array", str: "a string", type(None): "null"}.get(type(value), type(value).__name__)
-
-
-def _shorten(text: str, limit: int = 60) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."

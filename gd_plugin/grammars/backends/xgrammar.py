@@ -28,7 +28,9 @@ from gd_plugin.errors import (
 from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar
 from gd_plugin.grammars.matcher import EngineMatcher
 from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.guides.grammar import to_xgrammar_ebnf
 from gd_plugin.guides.guide import Guide, GuideType
+from gd_plugin.guides.language import TEXT_KINDS, language_of
 from gd_plugin.guides.report import Problem
 
 __all__ = ["XGrammarBackend", "XGrammarMatcher", "create_backend"]
@@ -159,6 +161,8 @@ class XGrammarBackend(Backend):
             )
         try:
             compiled = self._compile(guide)
+        except GuideError:
+            raise
         except Exception as error:
             raise _guide_error(guide, error) from error
         return XGrammarCompiledGrammar(guide, self._vocabulary, compiled)
@@ -174,10 +178,8 @@ class XGrammarBackend(Backend):
             return self._schema_grammar("{}" if guide.guide == "any" else '{"type":"object"}')
         if guide.guide_type is GuideType.JSON_SCHEMA:
             return self._schema_grammar(guide.guide)
-        if guide.guide_type is GuideType.REGEX:
-            return xgrammar.Grammar.from_regex(guide.guide)
-        if guide.guide_type is GuideType.CHOICE:
-            return xgrammar.Grammar.from_ebnf(_choice_grammar(guide.options()))
+        if guide.guide_type in TEXT_KINDS:
+            return xgrammar.Grammar.from_ebnf(to_xgrammar_ebnf(language_of(guide)))
         return xgrammar.Grammar.from_ebnf(guide.guide, root_rule_name=guide.start)
 
     def _schema_grammar(self, schema: str) -> Any:
@@ -206,19 +208,6 @@ def _tokenizer_info(vocabulary: Vocabulary) -> Any:
         )
         _tokenizer_infos[vocabulary] = info
     return info
-
-
-def _choice_grammar(options: list[str]) -> str:
-    return "root ::= " + " | ".join(f'"{_escape(option)}"' for option in options)
-
-
-def _escape(text: str) -> str:
-    """Write `text` inside the double quotes of the engine's EBNF."""
-
-    def replace(match: "re.Match[str]") -> str:
-        return f"\\U{ord(match.group()):08x}"
-
-    return re.sub(r"[^ !#-\[\]-~]", replace, text)
 
 
 # engine's words -> what they mean; anything else is an invalid guide

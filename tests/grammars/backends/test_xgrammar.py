@@ -67,7 +67,6 @@ REFUSED = [
     (Guide.json_schema(False), UnsatisfiableGuideError, "#: "),
     (Guide.json_schema({"type": "integer", "minimum": 5, "maximum": 3}), UnsatisfiableGuideError, "#: "),
     (Guide.json_schema({"$ref": "#/a"}), InvalidGuideError, "#: "),
-    (Guide.regex("a(?=b)b"), UnsupportedGuideError, "#: "),
     (Guide.regex("a").with_reasoning(), UnsupportedGuideError, "#: "),
 ]
 

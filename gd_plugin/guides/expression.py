@@ -1,0 +1,266 @@
+r"""Expressions: the one normal form of regexes, EBNF grammars and choices, and how each engine spells it.
+
+In:  nodes built by guides/regex.py, guides/ebnf.py and guides/language.py.
+Out: `to_rust_regex` here, what llguidance and outlines-core read; grammars as text come from guides/grammar.py.
+Every set of characters is a list of code-point ranges, never a class name: engines disagree about what `\d`, `\w`, `.`
+and case mean, but not about code points. Surrogates are in no set, because no text can hold them.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+__all__ = [
+    "ANYTHING",
+    "EMPTY",
+    "NOTHING",
+    "CharSet",
+    "Either",
+    "Literal",
+    "Node",
+    "Ranges",
+    "Reference",
+    "Repeat",
+    "Sequence",
+    "char_set",
+    "class_text",
+    "complement",
+    "either",
+    "is_plain",
+    "matches_empty",
+    "num_positions",
+    "repeat",
+    "repeat_text",
+    "sequence",
+    "to_rust_regex",
+    "used_ranges",
+]
+
+Ranges = tuple[tuple[int, int], ...]
+_LAST = 0x10FFFF
+_SURROGATES = (0xD800, 0xDFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Exactly `text`."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CharSet:
+    """One character out of `ranges`: sorted, disjoint, inclusive, without surrogates."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """All `parts` in order; at least two."""
+
+    parts: "tuple[Node, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """One of `options`; at least two."""
+
+    options: "tuple[Node, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`item` from `low` to `high` times; `high` None is no limit."""
+
+    item: "Node"
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the rule `name` of the grammar derives."""
+
+    name: str
+
+
+Node = Literal | CharSet | Sequence | Either | Repeat | Reference
+
+EMPTY = Literal("")
+NOTHING = CharSet(())
+ANYTHING = CharSet(((0, _SURROGATES[0] - 1), (_SURROGATES[1] + 1, _LAST)))
+
+
+def char_set(ranges: Iterable[tuple[int, int]]) -> CharSet:
+    """Return the set of all code points in `ranges`, which may overlap and hold surrogates."""
+    merged: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        for start, end in ((low, min(high, _SURROGATES[0] - 1)), (max(low, _SURROGATES[1] + 1), min(high, _LAST))):
+            if start > end:
+                continue
+            if merged and start <= merged[-1][1] + 1:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            else:
+                merged.append((start, end))
+    return CharSet(tuple(merged))
+
+
+def complement(ranges: Ranges) -> CharSet:
+    """Return every code point that is not in `ranges`."""
+    gaps = []
+    start = 0
+    for low, high in ranges:
+        gaps.append((start, low - 1))
+        start = high + 1
+    gaps.append((start, _LAST))
+    return char_set(gap for gap in gaps if gap[0] <= gap[1])
+
+
+def sequence(parts: Iterable[Node]) -> Node:
+    """Return `parts` in order, flattened; neighbouring literals become one."""
+    flat: list[Node] = []
+    for part in parts:
+        if part == NOTHING:
+            return NOTHING
+        for piece in part.parts if isinstance(part, Sequence) else (part,):
+            if isinstance(piece, CharSet) and len(piece.ranges) == 1 and piece.ranges[0][0] == piece.ranges[0][1]:
+                piece = Literal(chr(piece.ranges[0][0]))
+            if isinstance(piece, Literal):
+                if flat and isinstance(flat[-1], Literal):
+                    flat[-1] = Literal(flat[-1].text + piece.text)
+                elif piece.text:
+                    flat.append(piece)
+            else:
+                flat.append(piece)
+    if not flat:
+        return EMPTY
+    return flat[0] if len(flat) == 1 else Sequence(tuple(flat))
+
+
+def either(options: Iterable[Node]) -> Node:
+    """Return one of `options`, flattened; impossible ones are dropped and single characters become one set."""
+    kept: dict[Node, None] = {}
+    ranges: list[tuple[int, int]] = []
+    for option in options:
+        for choice in option.options if isinstance(option, Either) else (option,):
+            if isinstance(choice, CharSet):
+                ranges.extend(choice.ranges)
+            elif isinstance(choice, Literal) and len(choice.text) == 1:
+                ranges.append((ord(choice.text), ord(choice.text)))
+            else:
+                kept[choice] = None
+    if ranges:
+        kept[char_set(ranges)] = None
+    if not kept:
+        return NOTHING
+    return next(iter(kept)) if len(kept) == 1 else Either(tuple(kept))
+
+
+def repeat(item: Node, low: int, high: int | None) -> Node:
+    """Return `item` repeated `low` to `high` times; simplified where the language allows it."""
+    if item == NOTHING:
+        return EMPTY if low == 0 else NOTHING
+    if item == EMPTY or high == 0:
+        return EMPTY
+    if (low, high) == (1, 1):
+        return item
+    if isinstance(item, Repeat) and item.high is None and item.low <= 1 and high is None and low <= 1:
+        # (x*)+ and its kin: engines spend exponential time on them and they are one star
+        return Repeat(item.item, min(item.low, low), None)
+    return Repeat(item, low, high)
+
+
+def matches_empty(node: Node, empty_rules: frozenset[str] = frozenset()) -> bool:
+    """Tell whether the empty text matches; `empty_rules` are the rules that derive it."""
+    if isinstance(node, Literal):
+        return not node.text
+    if isinstance(node, Sequence):
+        return all(matches_empty(part, empty_rules) for part in node.parts)
+    if isinstance(node, Either):
+        return any(matches_empty(option, empty_rules) for option in node.options)
+    if isinstance(node, Repeat):
+        return node.low == 0 or matches_empty(node.item, empty_rules)
+    return isinstance(node, Reference) and node.name in empty_rules
+
+
+def num_positions(node: Node) -> int:
+    """Return the number of characters `node` has when every counted repeat is written out: what automata grow with."""
+    if isinstance(node, Literal):
+        return len(node.text)
+    if isinstance(node, Sequence):
+        return sum(num_positions(part) for part in node.parts)
+    if isinstance(node, Either):
+        return sum(num_positions(option) for option in node.options)
+    if isinstance(node, Repeat):
+        return max(node.low, node.high or 1, 1) * num_positions(node.item)
+    return 1
+
+
+def used_ranges(node: Node) -> Ranges:
+    """Return every code point that a text of `node` may hold; references are not followed."""
+    found: list[tuple[int, int]] = []
+    stack = [node]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Literal):
+            found.extend((ord(character), ord(character)) for character in set(item.text))
+        elif isinstance(item, CharSet):
+            found.extend(item.ranges)
+        elif isinstance(item, Sequence):
+            stack.extend(item.parts)
+        elif isinstance(item, Either):
+            stack.extend(item.options)
+        elif isinstance(item, Repeat):
+            stack.append(item.item)
+    return char_set(found).ranges
+
+
+def to_rust_regex(node: Node) -> str:
+    """Return `node` as a regex of Rust's `regex-syntax`, which llguidance and outlines-core read.
+
+    Raises:
+        TypeError: `node` holds a reference; a regex has no rules.
+    """
+    if isinstance(node, Literal):
+        if not node.text:
+            return "(?:)"
+        text = "".join(map(_rust_character, node.text))
+        return text if len(node.text) == 1 else f"(?:{text})"
+    if isinstance(node, CharSet):
+        return class_text(node.ranges, _rust_code)
+    if isinstance(node, Sequence):
+        return "(?:" + "".join(to_rust_regex(part) for part in node.parts) + ")"
+    if isinstance(node, Either):
+        return "(?:" + "|".join(to_rust_regex(option) for option in node.options) + ")"
+    if isinstance(node, Repeat):
+        item = to_rust_regex(node.item)
+        return (f"(?:{item})" if isinstance(node.item, Repeat) else item) + repeat_text(node)
+    raise TypeError(f"rule {node.name!r} has no place in a regex")
+
+
+def repeat_text(node: Repeat) -> str:
+    """Return the suffix of a repeat: the same in every syntax."""
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((node.low, node.high))
+    if short:
+        return short
+    if node.low == node.high:
+        return f"{{{node.low}}}"
+    return f"{{{node.low},{'' if node.high is None else node.high}}}"
+
+
+def class_text(ranges: Ranges, spell: Callable[[int], str]) -> str:
+    """Return a character class whose code points are written by `spell`."""
+    return "[" + "".join(spell(low) if low == high else f"{spell(low)}-{spell(high)}" for low, high in ranges) + "]"
+
+
+def is_plain(code: int) -> bool:
+    """Tell whether the character stands for itself in every syntax."""
+    return chr(code).isascii() and chr(code).isalnum()
+
+
+def _rust_code(code: int) -> str:
+    return chr(code) if is_plain(code) else f"\\x{{{code:X}}}"
+
+
+def _rust_character(character: str) -> str:
+    return _rust_code(ord(character))

@@ -1,0 +1,258 @@
+"""Grammar: named rules over expressions, what is wrong with them, and their text for each engine.
+
+In:  rules from guides/ebnf.py and guides/lark.py, or one expression.
+Out: `to_xgrammar_ebnf` (xgrammar's EBNF), `to_lark` (llguidance's Lark). Both mean the context-free language of the
+     rules over characters: no longest match, no lexer.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gd_plugin.guides.expression import (
+    EMPTY,
+    NOTHING,
+    CharSet,
+    Either,
+    Literal,
+    Node,
+    Ranges,
+    Reference,
+    Repeat,
+    Sequence,
+    class_text,
+    either,
+    is_plain,
+    matches_empty,
+    num_positions,
+    repeat,
+    repeat_text,
+    sequence,
+    to_rust_regex,
+)
+
+__all__ = ["Grammar", "one_rule", "to_lark", "to_regular", "to_xgrammar_ebnf"]
+
+_LAST_ASCII = 0x7F
+# A grammar without recursion becomes one regex up to this many characters written out: engines then need no parser.
+_MAX_REGULAR_POSITIONS = 20_000
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """Rules by name, in the order they were written; every reference names one of them."""
+
+    rules: dict[str, Node]
+    start: str
+
+    def productive(self) -> "Grammar":
+        """Return the grammar without what no text can match and without rules the start never reaches.
+
+        If nothing matches at all, the start rule is NOTHING.
+        """
+        alive: set[str] = set()
+        growing = True
+        while growing:
+            growing = False
+            for name, node in self.rules.items():
+                if name not in alive and _prune(node, alive) != NOTHING:
+                    alive.add(name)
+                    growing = True
+        rules = {name: _prune(node, alive) for name, node in self.rules.items() if name in alive}
+        rules.setdefault(self.start, NOTHING)
+        kept: dict[str, Node] = {}
+        stack = [self.start]
+        while stack:
+            name = stack.pop()
+            if name not in kept:
+                kept[name] = rules[name]
+                stack.extend(references(rules[name]))
+        return Grammar(kept, self.start)
+
+    def empty_rules(self) -> frozenset[str]:
+        """Return the rules that derive the empty text."""
+        found: frozenset[str] = frozenset()
+        while True:
+            grown = frozenset(name for name, node in self.rules.items() if matches_empty(node, found))
+            if grown == found:
+                return found
+            found = grown
+
+    def recursive_rules(self) -> frozenset[str]:
+        """Return the rules that can reach themselves."""
+        following = {name: set(references(node)) for name, node in self.rules.items()}
+        # rules from which nothing recursive is reached are peeled off from the leaves up
+        pending = dict(following)
+        while True:
+            leaves = [name for name, targets in pending.items() if not targets & pending.keys()]
+            if not leaves:
+                return frozenset(name for name in pending if _reaches(pending, name))
+            for name in leaves:
+                del pending[name]
+
+
+def one_rule(node: Node) -> Grammar:
+    """Return the grammar of a single expression."""
+    return Grammar({"root": node}, "root")
+
+
+def references(node: Node) -> Iterator[str]:
+    """Yield the names of the rules that `node` refers to, repeats included."""
+    stack = [node]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Reference):
+            yield item.name
+        elif isinstance(item, Sequence):
+            stack.extend(item.parts)
+        elif isinstance(item, Either):
+            stack.extend(item.options)
+        elif isinstance(item, Repeat):
+            stack.append(item.item)
+
+
+def _reaches(following: dict[str, set[str]], name: str) -> bool:
+    seen: set[str] = set()
+    stack = list(following[name])
+    while stack:
+        target = stack.pop()
+        if target == name:
+            return True
+        if target not in seen:
+            seen.add(target)
+            stack.extend(following.get(target, ()))
+    return False
+
+
+def _prune(node: Node, alive: set[str]) -> Node:
+    """Return `node` with references to rules outside `alive` made impossible."""
+    return _rewrite(node, lambda leaf: NOTHING if isinstance(leaf, Reference) and leaf.name not in alive else leaf)
+
+
+def _rewrite(node: Node, change: Callable[[Node], Node]) -> Node:
+    """Rebuild `node` with every leaf changed."""
+    if isinstance(node, Sequence):
+        return sequence(_rewrite(part, change) for part in node.parts)
+    if isinstance(node, Either):
+        return either(_rewrite(option, change) for option in node.options)
+    if isinstance(node, Repeat):
+        return repeat(_rewrite(node.item, change), node.low, node.high)
+    return change(node)
+
+
+def to_regular(grammar: Grammar) -> Node | None:
+    """Return one expression for a grammar without recursion, or None if it has some or would grow too large."""
+    if grammar.recursive_rules():
+        return None
+    flat: dict[str, Node] = {}
+    sizes: dict[str, int] = {}
+
+    def size(node: Node) -> int:
+        if isinstance(node, Reference):
+            return sizes[node.name]
+        if isinstance(node, Sequence):
+            return sum(size(part) for part in node.parts)
+        if isinstance(node, Either):
+            return sum(size(option) for option in node.options)
+        if isinstance(node, Repeat):
+            return max(node.low, node.high or 1, 1) * size(node.item)
+        return num_positions(node)
+
+    for name in _leaves_first(grammar):
+        sizes[name] = size(grammar.rules[name])
+        if sizes[name] > _MAX_REGULAR_POSITIONS:
+            return None
+        flat[name] = _rewrite(
+            grammar.rules[name], lambda leaf: flat[leaf.name] if isinstance(leaf, Reference) else leaf
+        )
+    return flat[grammar.start]
+
+
+def _leaves_first(grammar: Grammar) -> list[str]:
+    """Return the rules of a grammar without recursion so that each comes behind those it refers to."""
+    done: dict[str, None] = {}
+    stack = [grammar.start]
+    while stack:
+        name = stack[-1]
+        waiting = [target for target in references(grammar.rules[name]) if target not in done]
+        if waiting:
+            stack.extend(waiting)
+        else:
+            done[stack.pop()] = None
+    return list(done)
+
+
+def to_xgrammar_ebnf(grammar: Grammar) -> str:
+    """Return the grammar as xgrammar's EBNF with the root rule `root`, to which nothing refers.
+
+    A set with characters past ASCII is a rule of its own: where such a set follows a rule, xgrammar 0.2.9 compares its
+    code points cut to eight bits with the next byte and sets bits of tokens it then refuses. No set is written negated:
+    a negated one would take the bytes of surrogates, which are not UTF-8.
+    """
+    names = {name: f"rule{index}" for index, name in enumerate(grammar.rules)}
+    sets: dict[Ranges, str] = {}
+
+    def spell(node: Node) -> str:
+        if isinstance(node, Literal):
+            return '"' + "".join(_ebnf_code(ord(character)) for character in node.text) + '"'
+        if isinstance(node, CharSet):
+            return spell_set(node.ranges)
+        if isinstance(node, Reference):
+            return names[node.name]
+        if isinstance(node, Sequence):
+            return "(" + " ".join(map(spell, node.parts)) + ")"
+        if isinstance(node, Either):
+            return "(" + " | ".join(map(spell, node.options)) + ")"
+        item = spell(node.item)
+        return (f"({item})" if isinstance(node.item, Repeat) else item) + repeat_text(node)
+
+    def spell_set(ranges: Ranges) -> str:
+        if ranges[-1][1] <= _LAST_ASCII:
+            return class_text(ranges, _ebnf_code)
+        return sets.setdefault(ranges, f"set{len(sets)}")
+
+    lines = [f"{names[name]} ::= {spell(node)}" for name, node in grammar.rules.items()]
+    lines.insert(0, f"root ::= {names[grammar.start]}")
+    lines.extend(f"{name} ::= {class_text(ranges, _ebnf_code)}" for ranges, name in sets.items())
+    return "\n".join(lines) + "\n"
+
+
+def _ebnf_code(code: int) -> str:
+    if is_plain(code):
+        return chr(code)
+    return f"\\u{code:04X}" if code <= 0xFFFF else f"\\U{code:08X}"
+
+
+def to_lark(grammar: Grammar) -> str:
+    """Return the grammar as llguidance's Lark with the rule `start`, without any `%` directive.
+
+    llguidance's lexer takes the longest match and never goes back, so a terminal may only be what cannot be continued:
+    the whole grammar where it has no recursion, and single characters where it has.
+    """
+    regular = to_regular(grammar)
+    if regular is not None:
+        return f"start: /{to_rust_regex(regular)}/\n"
+    names = {name: f"rule{index}" for index, name in enumerate(grammar.rules)}
+    sets: dict[Ranges, str] = {}
+
+    def terminal(ranges: Ranges) -> str:
+        return sets.setdefault(ranges, f"SET{len(sets)}")
+
+    def spell(node: Node) -> str:
+        if node == EMPTY:
+            return '""'
+        if isinstance(node, Literal):
+            return "(" + " ".join(terminal(((ord(c), ord(c)),)) for c in node.text) + ")"
+        if isinstance(node, CharSet):
+            return terminal(node.ranges)
+        if isinstance(node, Reference):
+            return names[node.name]
+        if isinstance(node, Sequence):
+            return "(" + " ".join(map(spell, node.parts)) + ")"
+        if isinstance(node, Either):
+            return "(" + " | ".join(map(spell, node.options)) + ")"
+        return f"({spell(node.item)}){repeat_text(node)}"
+
+    lines = [f"{names[name]}: {spell(node)}" for name, node in grammar.rules.items()]
+    lines.insert(0, f"start: {names[grammar.start]}")
+    lines.extend(f"{name}: /{to_rust_regex(CharSet(ranges))}/" for ranges, name in sets.items())
+    return "\n".join(lines) + "\n"
