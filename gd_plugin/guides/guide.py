@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from gd_plugin.errors import GuideTooLargeError, InvalidGuideError, UnsatisfiableGuideError
+from gd_plugin.guides.ebnf import parse_ebnf
 from gd_plugin.guides.regex import parse_regex
 
 __all__ = ["Guide", "GuideType", "Reasoning"]
@@ -129,12 +130,20 @@ class Guide:
 
     @classmethod
     def ebnf(cls, text: str, start: str = "root") -> "Guide":
-        """Text derived from rule `start` of an EBNF (GBNF) grammar."""
+        """Text derived from rule `start` of an EBNF (GBNF or W3C style) grammar.
+
+        Raises:
+            InvalidGuideError: syntax, an undefined or duplicate rule, no start rule; names line and column.
+            UnsupportedGuideError: look-ahead and other constructs beyond context-free grammars.
+            UnsatisfiableGuideError: no text matches.
+            GuideTooLargeError: nested or repeated too deeply.
+        """
         _require_text(text, "an EBNF grammar")
         _require_text(start, "a start rule")
-        if not text.strip():
-            raise InvalidGuideError("line 1, column 1: the grammar is empty; it needs at least the start rule")
-        return cls(GuideType.EBNF_GRAMMAR, text.replace("\r\n", "\n").strip(), start=start)
+        text = text.replace("\r\n", "\n")
+        # before stripping, so that errors name the caller's lines
+        parse_ebnf(text, start)
+        return cls(GuideType.EBNF_GRAMMAR, text.strip(), start=start)
 
     @classmethod
     def choice(cls, options: Iterable[str]) -> "Guide":

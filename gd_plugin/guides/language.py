@@ -7,6 +7,7 @@ Out: `language_of(guide) -> Grammar`, ready for `to_xgrammar_ebnf`, `to_lark`, o
 
 from functools import lru_cache
 
+from gd_plugin.guides.ebnf import parse_ebnf
 from gd_plugin.guides.expression import Literal, Node, either, used_ranges
 from gd_plugin.guides.grammar import Grammar, one_rule
 from gd_plugin.guides.guide import Guide, GuideType
@@ -14,7 +15,7 @@ from gd_plugin.guides.regex import parse_regex
 
 __all__ = ["TEXT_KINDS", "language_of", "unused_character"]
 
-TEXT_KINDS = frozenset({GuideType.REGEX, GuideType.CHOICE})
+TEXT_KINDS = frozenset({GuideType.REGEX, GuideType.CHOICE, GuideType.EBNF_GRAMMAR})
 _LAST_ASCII = 0x7F
 
 
@@ -30,6 +31,8 @@ def language_of(guide: Guide) -> Grammar:
         return one_rule(parse_regex(guide.guide))
     if guide.guide_type is GuideType.CHOICE:
         return one_rule(either(Literal(option) for option in guide.options()))
+    if guide.guide_type is GuideType.EBNF_GRAMMAR:
+        return parse_ebnf(guide.guide, guide.start)
     raise TypeError(f"a {guide.guide_type.value} guide is not a grammar over characters")
 
 

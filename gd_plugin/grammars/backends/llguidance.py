@@ -28,14 +28,16 @@ from gd_plugin.errors import (
 from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar
 from gd_plugin.grammars.matcher import EngineMatcher
 from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.guides.grammar import to_lark
 from gd_plugin.guides.guide import Guide, GuideType
+from gd_plugin.guides.language import TEXT_KINDS, language_of
 from gd_plugin.guides.report import Problem
 
 __all__ = ["LLGuidanceBackend", "LLGuidanceMatcher", "create_backend"]
 
 _NAME: Final = "llguidance"
 _INSTALL: Final = "llguidance>=1.7"
-_TAKES: Final = frozenset({GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.REGEX, GuideType.CHOICE})
+_TAKES: Final = frozenset({GuideType.JSON, GuideType.JSON_SCHEMA}) | TEXT_KINDS
 _EXACT_MASKS: Final = '%llguidance {"no_forcing": true}\n'
 # a copy of the engine each so many tokens, and so many copies: rollbacks reach back 256 tokens without a replay from
 # the start, which costs 2 us a token
@@ -89,7 +91,7 @@ class LLGuidanceMatcher(EngineMatcher):
         if len(self._history) % _CHECKPOINT_TOKENS == 0:
             self._add_checkpoint()
         # not consume_token: a token refused there leaves the engine in an error for good
-        accepted = engine.try_consume_tokens([token_id]) == 1
+        accepted = bool(engine.try_consume_tokens([token_id]) == 1)
         if engine.is_error():
             self._fail()
         if accepted:
@@ -195,9 +197,10 @@ class LLGuidanceBackend(Backend):
                 keyword=problem.keyword,
                 reasons={_NAME: problem.message},
             )
+        lark = self._lark(guide)
         try:
             # the constructor reports through is_error, never by raising, and prints unless log_level is 0
-            engine = llguidance.LLMatcher(self._tokenizer, _EXACT_MASKS + self._lark(guide), log_level=0)
+            engine = llguidance.LLMatcher(self._tokenizer, _EXACT_MASKS + lark, log_level=0)
         except Exception as error:
             raise _guide_error(guide, str(error)) from error
         if engine.is_error():
@@ -209,9 +212,7 @@ class LLGuidanceBackend(Backend):
             return _json_lark(guide.guide, self._space())
         if guide.guide_type is GuideType.JSON_SCHEMA:
             return "start: %json " + self._schema(guide.guide)
-        if guide.guide_type is GuideType.REGEX:
-            return f"start: {_lark_regex(guide.guide)}"
-        return "start: " + " | ".join(_lark_regex(_quoted(option)) if option else '""' for option in guide.options())
+        return to_lark(language_of(guide))
 
     def _space(self) -> str:
         """Regex of the white space between two tokens of a document."""
@@ -270,21 +271,6 @@ STRING: /"([^"\\\x00-\x1f]|\\(["\\\/bfnrt]|u[0-9A-Fa-f]{{4}}))*"/
 NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+\-]?[0-9]+)?/
 {f"_S: /{space}/" if space else ""}
 """
-
-
-def _lark_regex(pattern: str) -> str:
-    """Write a regex between the slashes of a Lark terminal."""
-    # a slash ends the terminal and a line may not break in it; an escaped one is left alone
-    return (
-        "/"
-        + re.sub(r"\\.|/|\n|\r", lambda m: {"/": r"\/", "\n": r"\n", "\r": r"\r"}.get(m[0], m[0]), pattern, flags=re.S)
-        + "/"
-    )
-
-
-def _quoted(text: str) -> str:
-    """Write `text` as a regex that matches it alone."""
-    return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
 
 
 _UNSATISFIABLE: Final = re.compile(r"unsatisfiable|schema is false", re.I)

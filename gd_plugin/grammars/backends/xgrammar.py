@@ -37,9 +37,7 @@ __all__ = ["XGrammarBackend", "XGrammarMatcher", "create_backend"]
 
 _NAME: Final = "xgrammar"
 _INSTALL: Final = "xgrammar>=0.2.8"
-_TAKES: Final = frozenset(
-    {GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.REGEX, GuideType.EBNF_GRAMMAR, GuideType.CHOICE}
-)
+_TAKES: Final = frozenset({GuideType.JSON, GuideType.JSON_SCHEMA}) | TEXT_KINDS
 # more threads than this only contend for the compiler's lock
 _MAX_COMPILE_THREADS: Final = 8
 
@@ -178,9 +176,7 @@ class XGrammarBackend(Backend):
             return self._schema_grammar("{}" if guide.guide == "any" else '{"type":"object"}')
         if guide.guide_type is GuideType.JSON_SCHEMA:
             return self._schema_grammar(guide.guide)
-        if guide.guide_type in TEXT_KINDS:
-            return xgrammar.Grammar.from_ebnf(to_xgrammar_ebnf(language_of(guide)))
-        return xgrammar.Grammar.from_ebnf(guide.guide, root_rule_name=guide.start)
+        return xgrammar.Grammar.from_ebnf(to_xgrammar_ebnf(language_of(guide)))
 
     def _schema_grammar(self, schema: str) -> Any:
         compact = self._config.whitespace == "compact"
