@@ -208,7 +208,9 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         guided = rows.row_index >= 0
         if not guided.any():
             return scores
-        scores = scores if scores.stride(-1) == 1 else scores.contiguous()
+        if scores.stride(-1) != 1 or scores.stride(0) < scores.shape[1]:
+            # columns apart, or rows that overlap because they were expanded from one
+            scores = scores.contiguous()
         out = torch.empty_like(scores, memory_format=torch.contiguous_format)
         if scores.device.type == "cpu":
             row_index = torch.from_numpy(rows.row_index)
