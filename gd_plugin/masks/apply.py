@@ -1,19 +1,19 @@
 """apply_token_bitmask_: ban logits columns by bitmask, on whatever device the logits are.
 
 In: logits [B, N] and int32 mask rows.   Out: the logits, banned columns at -inf, legal ones bit for bit as they were.
-Rules kept here: the width comes from the logits, columns beyond the mask are banned, bits past the vocabulary are never
-trusted. Arguments are checked once, here; kernels trust them.
+
+Two torch operators do the work, so that compiled and captured programs can hold it (an operator may not return what it
+mutates, hence one in place and one into `out`). They dispatch by device: CUDA and ROCm run the Triton kernel, the CPU
+masks/cpu.py, every other device the plain-torch definition in triton_kernels/reference.py.
 """
 
 import torch
 
+from gd_plugin.masks.arguments import MaskArguments, check_arguments, check_out, unpack_shard
 from gd_plugin.masks.cpu import apply_token_bitmask_cpu
 from gd_plugin.masks.shard import VocabShard
 
 __all__ = ["apply_token_bitmask_"]
-
-_LOGITS_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
-_FLAG_DTYPES = frozenset({torch.bool, torch.uint8, torch.int32})
 
 
 def apply_token_bitmask_(
@@ -29,130 +29,123 @@ def apply_token_bitmask_(
 ) -> torch.Tensor:
     """Set logits[r, c] to -inf where the token of column c is banned in the mask row of r, and return the result.
 
+    Neither synchronises nor allocates on a GPU. Not differentiable: the result is a set of scores to choose from.
+
     Args:
         logits: [B, N], float32, float16 or bfloat16 (float64 on the CPU only), last stride 1, rows of any stride.
         bitmask: int32 [>= B, W], last stride 1; bit t % 32 of word t // 32 is 1 where token t is legal.
         token_mask: int32, uint8 or bool [B]; a row at 0 keeps its values.
         d2t: int32 or int64, draft column i stands for token i + d2t[i], i counted over the whole draft vocabulary;
             of the whole draft vocabulary, or of this shard's columns.
-        row_index: int32 [B], the mask row of each logits row; -1 keeps the row's values.
-        shard: which columns of the vocabulary (with d2t: of the draft vocabulary) these logits are; logits may be padded
-            behind the shard's end. Default: column 0 is token 0.
+        row_index: int32 [B], the mask row of each logits row; -1 keeps the row's values. On a GPU the values are not
+            checked (that would synchronise): a row that does not exist bans the whole row.
+        shard: which columns of the vocabulary (with d2t: of the draft vocabulary) these logits are; logits may be
+            padded behind the shard's end. Default: column 0 is token 0.
         vocab_size: tokens at and above it are banned. Default: the mask's width.
-        out: written in place of `logits`, same shape, dtype and device.
+        out: written in place of `logits`, same shape, dtype and device, not overlapping them.
 
     Returns:
         `out` if given, else `logits`.
 
     Raises:
-        ValueError: an argument of the wrong dtype, shape, device or stride, or a mask narrower than `vocab_size`; nothing
-            has been written.
+        ValueError: an argument of the wrong dtype, shape, device or stride, or a mask narrower than `vocab_size`;
+            nothing has been written.
     """
-    col_start = 0
-    limit = 32 * bitmask.shape[-1]
-    if vocab_size is not None:
-        if not 0 <= vocab_size <= limit:
-            raise ValueError(
-                f"bitmask has {bitmask.shape[-1]} words, enough for {limit} tokens, but vocab_size is {vocab_size}; use "
-                f"allocate_token_bitmask(rows, {vocab_size})"
-            )
-        limit = vocab_size
-    if shard is not None:
-        col_start = shard.start
-        if d2t is None:
-            limit = min(limit, shard.stop)
-        else:
-            d2t = _shard_of_d2t(d2t, shard)
-    target = logits if out is None else out
-    _check(logits, bitmask, token_mask, d2t, row_index, target)
-    apply_token_bitmask_cpu(logits, bitmask, token_mask, d2t, row_index, col_start, limit, target)
-    return target
+    if shard is None:
+        col_start = 0
+    else:
+        d2t, col_start, vocab_size = unpack_shard(shard, d2t, vocab_size, 32 * bitmask.shape[-1])
+    if type(logits) is torch.Tensor and logits.device.type == "cpu" and not torch.compiler.is_compiling():
+        # the operator's own dispatch would cost as much as a row
+        _apply(logits, bitmask, token_mask, d2t, row_index, col_start, vocab_size, logits if out is None else out)
+    elif out is None:
+        torch.ops.gd_plugin.apply_token_bitmask_(logits, bitmask, token_mask, d2t, row_index, col_start, vocab_size)
+    else:
+        torch.ops.gd_plugin.apply_token_bitmask_out(
+            logits, bitmask, token_mask, d2t, row_index, col_start, vocab_size, out=out
+        )
+    return logits if out is None else out
 
 
-def _shard_of_d2t(d2t: torch.Tensor, shard: VocabShard) -> torch.Tensor:
-    if d2t.shape == (shard.total,):
-        return d2t[shard.start : shard.stop]
-    if d2t.shape == (shard.num_columns,):
-        return d2t
-    raise ValueError(
-        f"d2t must have {shard.total} entries (the whole draft vocabulary) or {shard.num_columns} (this shard), got "
-        f"shape {tuple(d2t.shape)}"
-    )
-
-
-def _check(
+def _apply(
     logits: torch.Tensor,
     bitmask: torch.Tensor,
     token_mask: torch.Tensor | None,
     d2t: torch.Tensor | None,
     row_index: torch.Tensor | None,
+    col_start: int,
+    vocab_size: int | None,
     out: torch.Tensor,
 ) -> None:
-    """Raise ValueError naming the first argument that a kernel could not take. A few microseconds: it runs every step."""
-    dtype, device, shape = logits.dtype, logits.device, logits.shape
-    if dtype not in _LOGITS_DTYPES and not (dtype == torch.float64 and device.type == "cpu"):
-        raise ValueError(
-            f"logits must be float32, float16 or bfloat16 (float64 on the CPU only), got {dtype} on {device}"
-        )
-    if len(shape) != 2:
-        raise ValueError(f"logits must be [rows, columns], got shape {tuple(shape)}")
-    _check_strides("logits", logits)
+    arguments = check_arguments(logits, bitmask, token_mask, d2t, row_index, col_start, vocab_size)
     if out is not logits:
-        if out.dtype != dtype or out.shape != shape or out.device != device:
-            raise ValueError(
-                f"out must be {dtype} {tuple(shape)} on {device} like logits, got {out.dtype} {tuple(out.shape)} on "
-                f"{out.device}"
-            )
-        _check_strides("out", out)
-    if bitmask.dtype != torch.int32 or bitmask.dim() != 2:
-        raise ValueError(f"bitmask must be int32 [rows, words], got {bitmask.dtype} {tuple(bitmask.shape)}")
-    if bitmask.device != device:
-        raise ValueError(f"bitmask is on {bitmask.device} but logits are on {device}; move it there first")
-    if bitmask.shape[1] > 1 and bitmask.stride(1) != 1:
-        raise ValueError(f"bitmask must have a last stride of 1, got strides {bitmask.stride()}; use .contiguous()")
-    if row_index is None:
-        if bitmask.shape[0] < shape[0]:
-            raise ValueError(
-                f"bitmask has {bitmask.shape[0]} rows but logits have {shape[0]}; pass row_index to share rows"
-            )
+        check_out(logits, out)
+    if out.numel() == 0:
+        return
+    device_type = logits.device.type
+    if device_type == "cpu":
+        _check_row_index(arguments)
+        apply_token_bitmask_cpu(logits, arguments, out)
+    elif device_type == "cuda":  # ROCm's devices have this name too
+        from gd_plugin.triton_kernels.logits_bitmask import launch
+
+        launch(logits, arguments, out)
     else:
-        _check_vector("row_index", row_index, (torch.int32,), shape[0], device)
-        if (
-            device.type == "cpu"
-            and shape[0]
-            and not -1 <= int(row_index.min()) <= int(row_index.max()) < bitmask.shape[0]
-        ):
-            raise ValueError(
-                f"row_index must be in [-1, {bitmask.shape[0]}), the rows of bitmask, got {row_index.tolist()}"
-            )
-    if token_mask is not None:
-        _check_vector("token_mask", token_mask, _FLAG_DTYPES, shape[0], device)
-    if d2t is not None:
-        _check_vector("d2t", d2t, (torch.int32, torch.int64), None, device)
+        from gd_plugin.triton_kernels.reference import legal_columns
+
+        banned = ~legal_columns(*logits.shape, *arguments)
+        if out is not logits:
+            out.copy_(logits)
+        out.masked_fill_(banned, float("-inf"))
 
 
-def _check_strides(name: str, tensor: torch.Tensor) -> None:
-    row_stride, column_stride = tensor.stride()
-    rows, columns = tensor.shape
-    if columns > 1 and column_stride != 1:
-        raise ValueError(f"{name} must have a last stride of 1, got strides {tensor.stride()}; use .contiguous()")
-    if rows > 1 and row_stride < columns:
-        raise ValueError(f"{name} has rows that overlap (strides {tensor.stride()}); use .contiguous()")
+def _check_row_index(arguments: MaskArguments) -> None:
+    if arguments.row_index is None:
+        return
+    indices, num_rows = arguments.row_index.tolist(), arguments.bitmask.shape[0]
+    if min(indices) < -1 or max(indices) >= num_rows:
+        raise ValueError(f"row_index must be in [-1, {num_rows}), the rows of bitmask, got {indices[:20]}")
 
 
-def _check_vector(
-    name: str,
-    tensor: torch.Tensor,
-    dtypes: "frozenset[torch.dtype] | tuple[torch.dtype, ...]",
-    length: int | None,
-    device: torch.device,
+def _operator_in_place(
+    logits: torch.Tensor,
+    bitmask: torch.Tensor,
+    token_mask: torch.Tensor | None = None,
+    d2t: torch.Tensor | None = None,
+    row_index: torch.Tensor | None = None,
+    col_start: int = 0,
+    vocab_size: int | None = None,
 ) -> None:
-    if tensor.dtype not in dtypes:
-        raise ValueError(f"{name} must be {' or '.join(sorted(str(dtype) for dtype in dtypes))}, got {tensor.dtype}")
-    if tensor.dim() != 1 or (length is not None and tensor.shape[0] != length):
-        wanted = "one-dimensional" if length is None else f"[{length}], one entry a row of logits"
-        raise ValueError(f"{name} must be {wanted}, got shape {tuple(tensor.shape)}")
-    if not tensor.is_contiguous():
-        raise ValueError(f"{name} must be contiguous, got stride {tensor.stride()}; use .contiguous()")
-    if tensor.device != device:
-        raise ValueError(f"{name} is on {tensor.device} but logits are on {device}; move it there first")
+    _apply(logits, bitmask, token_mask, d2t, row_index, col_start, vocab_size, logits)
+
+
+def _operator_out(
+    logits: torch.Tensor,
+    bitmask: torch.Tensor,
+    token_mask: torch.Tensor | None = None,
+    d2t: torch.Tensor | None = None,
+    row_index: torch.Tensor | None = None,
+    col_start: int = 0,
+    vocab_size: int | None = None,
+    *,
+    out: torch.Tensor,
+) -> None:
+    _apply(logits, bitmask, token_mask, d2t, row_index, col_start, vocab_size, out)
+
+
+def _fake(*args: object, **kwargs: object) -> None:
+    """Nothing to infer: both operators write into a tensor of a known shape and return nothing."""
+
+
+_ARGUMENTS = (
+    "Tensor bitmask, Tensor? token_mask=None, Tensor? d2t=None, Tensor? row_index=None, int col_start=0, "
+    "int? vocab_size=None"
+)
+_library = torch.library.Library("gd_plugin", "FRAGMENT")
+for _name, _first, _last, _function in (
+    ("apply_token_bitmask_", "Tensor(a!) logits", "", _operator_in_place),
+    ("apply_token_bitmask_out", "Tensor logits", ", *, Tensor(a!) out", _operator_out),
+):
+    _library.define(f"{_name}({_first}, {_ARGUMENTS}{_last}) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"gd_plugin::{_name}", _fake, lib=_library)

@@ -1,8 +1,8 @@
 """Rows of mask words: allocation, validity, stray bits.
 
 A bitmask is int32 [rows, W], W = ceil(V / 32). Bit `t % 32` of word `t // 32` is 1 when token `t` is legal, least
-significant bit first. Bits at and above `vocab_size` in the last word, and words behind it, mean nothing: they are never
-counted and never trusted.
+significant bit first. Bits at and above `vocab_size` in the last word, and words behind it, mean nothing: they are
+never counted and never trusted.
 """
 
 import numpy as np

@@ -7,6 +7,7 @@ because kernels read the whole mask row at a bit offset and never slice its word
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 __all__ = ["VocabShard"]
 
@@ -43,7 +44,7 @@ class VocabShard:
             edges = tuple(min(rank * width, self.total) for rank in range(self.world_size + 1))
         else:
             edges = tuple(int(edge) for edge in self.edges)
-            in_order = all(low <= high for low, high in zip(edges, edges[1:], strict=False))
+            in_order = all(low <= high for low, high in pairwise(edges))
             if len(edges) != self.world_size + 1 or edges[0] != 0 or edges[-1] != self.total or not in_order:
                 raise ValueError(
                     f"edges must be {self.world_size + 1} ascending column numbers from 0 to {self.total}, got "
