@@ -28,6 +28,7 @@ class GuidedDecodingConfig:
         on_dead_end: a row without a legal token ends alone ("stop"), ends the whole call ("raise"), or goes on
             unguided ("release").
         canonical_forcing: where the guide forces text, only the tokenizer's own spelling of it is legal.
+        overlap: on a GPU, read ids and upload masks beside the forward pass (see gd_plugin.hf.overlap).
         rows_behind_refused_draft: rows behind a draft the guide refuses repeat the last legal row ("repeat") or are
             left open ("open").
         pin_memory: pin host rows; None pins where there is a CUDA device.
@@ -45,6 +46,7 @@ class GuidedDecodingConfig:
     strict: bool = True
     on_dead_end: Literal["stop", "raise", "release"] = "stop"
     canonical_forcing: bool = False
+    overlap: bool = False
     rows_behind_refused_draft: Literal["repeat", "open"] = "repeat"
     pin_memory: bool | None = None
     cache_bytes: int = 1 << 30

@@ -21,10 +21,12 @@ from gd_plugin.grammars.compiler import shared_factory
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.guide import Guide
 from gd_plugin.hf.model_facts import ban_options_text, forced_start_possible, generation_stop_ids, resolve_vocabulary
+from gd_plugin.hf.overlap import OverlappedStep
 from gd_plugin.hf.results import RowResult, read_results, read_running_results
 from gd_plugin.hf.session import Session, StepRows
 from gd_plugin.masks.apply import apply_token_bitmask_
 from gd_plugin.masks.bitmask import legal_columns
+from gd_plugin.masks.device import open_device
 
 __all__ = ["GuidedLogitsProcessor"]
 
@@ -93,6 +95,8 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         self._session: Session | None = None
         self._foreign_width: int | None = None
         self._banned_flags: torch.Tensor | None = None
+        self._overlap: OverlappedStep | None = None
+        self._last_shape: tuple[int, int] | None = None
         self._warned = False
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -134,6 +138,13 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             raise dead[1]
         if ids.shape[1] == session.prompt_len and session.skipped_start:
             rows.row_index[:] = -1  # the model is made to begin with a token that is no part of the text
+        if not (rows.row_index >= 0).any():
+            return scores
+        if scores.stride(-1) != 1 or scores.stride(0) < scores.shape[1]:
+            # columns apart, or rows that overlap because they were expanded from one
+            scores = scores.contiguous()
+        if self._overlap is not None:
+            return self._overlap.apply(input_ids, ids, session.pool.bitmask, rows.row_index, scores)
         return self._apply(session, rows, scores)
 
     def __len__(self) -> int:
@@ -185,6 +196,17 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
 
     def _fetch(self, input_ids: torch.Tensor) -> npt.NDArray[np.int64]:
         """Bring the ids to the host, with the last step's flags: one transfer a step."""
+        shape = (input_ids.shape[0], input_ids.shape[1])
+        # a step that follows another one of the same loop; anything else is read in the stream's order
+        follows, self._last_shape = self._last_shape == (shape[0], shape[1] - 1), shape
+        if self.config.overlap and input_ids.device.type == "cuda":
+            if self._overlap is None or not self._overlap.serves(input_ids):
+                device = open_device(input_ids.device, self.config.pin_memory)
+                self._overlap = OverlappedStep(device, shape[0], self.vocabulary.vocab_size)
+            ids = self._overlap.fetch(input_ids, early=follows)
+            if self._overlap.banned_rows():
+                self._warn_banned()
+            return ids
         flags, self._banned_flags = self._banned_flags, None
         if input_ids.device.type == "cpu" or flags is None or flags.shape[0] != input_ids.shape[0]:
             return input_ids.cpu().numpy()
@@ -205,12 +227,6 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         return forced if forced <= special else frozenset()
 
     def _apply(self, session: Session, rows: StepRows, scores: torch.Tensor) -> torch.Tensor:
-        guided = rows.row_index >= 0
-        if not guided.any():
-            return scores
-        if scores.stride(-1) != 1 or scores.stride(0) < scores.shape[1]:
-            # columns apart, or rows that overlap because they were expanded from one
-            scores = scores.contiguous()
         out = torch.empty_like(scores, memory_format=torch.contiguous_format)
         if scores.device.type == "cpu":
             row_index = torch.from_numpy(rows.row_index)
