@@ -10,12 +10,14 @@ import os
 import threading
 from collections import OrderedDict
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import NamedTuple
 
 from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.errors import BackendNotInstalledError, UnsupportedGuideError
 from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, backend_names, create_backend
 from gd_plugin.grammars.matcher import GrammarMatcher
+from gd_plugin.grammars.reasoning import ReasoningGrammar
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.guide import Guide
 from gd_plugin.guides.report import Problem
@@ -180,6 +182,9 @@ class GrammarMatcherFactory:
 
     def _compile(self, guide: Guide) -> CompiledGrammar:
         """Compile with the configured backend, or with the first one that enforces all of the guide."""
+        if guide.reasoning is not None:
+            # the guide behind the free text is a cache entry of its own
+            return ReasoningGrammar(guide, self.compile(replace(guide, reasoning=None)), self.vocabulary)
         if self.config.backend != "auto":
             return self._compile_with(self.config.backend, guide, "chosen by the caller")
         refused: dict[str, UnsupportedGuideError] = {}

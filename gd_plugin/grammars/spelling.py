@@ -1,0 +1,94 @@
+"""Speller: tokens by their bytes. Which tokens spell a text, begin with one, or hold one.
+
+In:  a Vocabulary.      Out: token ids. Stop and special tokens spell nothing.
+"""
+
+import weakref
+from bisect import bisect_left
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.masks.bitmask import num_mask_words
+
+__all__ = ["Speller"]
+
+_spellers: "weakref.WeakKeyDictionary[Vocabulary, Speller]" = weakref.WeakKeyDictionary()
+
+
+class Speller:
+    """The text tokens of a vocabulary in the order of their bytes. Immutable; shared by everything that asks.
+
+    Attributes:
+        text_row: int32 [W], a bit for each text token.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        stops = vocabulary.stop_token_set
+        pairs = sorted((text, i) for i, text in enumerate(vocabulary.tokens) if text and i not in stops)
+        self._texts = [text for text, _ in pairs]
+        self._ids = [token_id for _, token_id in pairs]
+        self._longest = max((len(text) for text in self._texts), default=0)
+        self._num_words = num_mask_words(vocabulary.vocab_size)
+        bits = np.zeros(self._num_words * 32, dtype=np.uint8)
+        bits[self._ids] = 1
+        self.text_row: npt.NDArray[np.int32] = np.packbits(bits, bitorder="little").view(np.int32)
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> "Speller":
+        """Return the vocabulary's speller; it is built once."""
+        speller = _spellers.get(vocabulary)
+        if speller is None:
+            speller = cls(vocabulary)
+            _spellers[vocabulary] = speller
+        return speller
+
+    def empty_row(self) -> npt.NDArray[np.int32]:
+        """Return int32 [W], all zero."""
+        return np.zeros(self._num_words, dtype=np.int32)
+
+    def starting_with(self, prefix: bytes) -> Iterator[int]:
+        """Yield the tokens whose bytes begin with `prefix`, which is not empty."""
+        position = bisect_left(self._texts, prefix)
+        while position < len(self._texts) and self._texts[position].startswith(prefix):
+            yield self._ids[position]
+            position += 1
+
+    def starting_with_any(self, characters: bytes) -> Iterator[int]:
+        """Yield the tokens that begin with one of these bytes."""
+        for character in characters:
+            yield from self.starting_with(bytes([character]))
+
+    def equal_to(self, text: bytes) -> Iterator[int]:
+        """Yield the tokens whose bytes are `text`."""
+        position = bisect_left(self._texts, text)
+        while position < len(self._texts) and self._texts[position] == text:
+            yield self._ids[position]
+            position += 1
+
+    def holding(self, part: bytes) -> Iterator[int]:
+        """Yield the tokens that hold `part` anywhere."""
+        return (token_id for text, token_id in zip(self._texts, self._ids, strict=True) if part in text)
+
+    def spell(self, text: bytes) -> list[int] | None:
+        """Return tokens that spell `text`, few and long ones first, or None if there are none."""
+        # from the end back: (tokens to the end, the next token, where it ends) of the best spelling from each position
+        steps: list[tuple[int, int, int] | None] = [None] * (len(text) + 1)
+        steps[len(text)] = (0, -1, len(text))
+        for begin in range(len(text) - 1, -1, -1):
+            best: tuple[int, int, int] | None = None
+            for end in range(begin + 1, min(len(text), begin + self._longest) + 1):
+                rest = steps[end]
+                if rest is not None and (best is None or rest[0] + 1 < best[0]):
+                    token_id = next(self.equal_to(text[begin:end]), None)
+                    if token_id is not None:
+                        best = (rest[0] + 1, token_id, end)
+            steps[begin] = best
+        ids: list[int] = []
+        step = steps[0]
+        while step is not None and step[1] >= 0:
+            ids.append(step[1])
+            step = steps[step[2]]
+        return None if step is None else ids
