@@ -16,6 +16,8 @@ from typing import Any, Literal
 from gd_plugin.errors import GuideTooLargeError, InvalidGuideError, UnsatisfiableGuideError
 from gd_plugin.guides.ebnf import parse_ebnf
 from gd_plugin.guides.regex import parse_regex
+from gd_plugin.guides.structural_tag import parse_structural_tag
+from gd_plugin.guides.tools import tools_to_structural_tag
 
 __all__ = ["Guide", "GuideType", "Reasoning"]
 
@@ -146,6 +148,38 @@ class Guide:
         return cls(GuideType.EBNF_GRAMMAR, text.strip(), start=start)
 
     @classmethod
+    def structural_tag(cls, spec: Any) -> "Guide":
+        """Text with tagged parts that obey guides of their own, such as tool calls.
+
+        Args:
+            spec: `{"type": "structural_tag", "format": {...}}`, or the older `{"structures": [...], "triggers": [...]}`,
+                as a dict or JSON text; guides/structural_tag.py lists the formats.
+
+        Raises:
+            InvalidGuideError: an unknown or missing field, a tag that no trigger begins; with a JSON pointer.
+            UnsupportedGuideError: a format that speaks of single tokens.
+        """
+        if isinstance(spec, str | bytes | bytearray):
+            spec = _load_json(spec, "a structural tag")
+        _check_value(spec)
+        return cls(GuideType.STRUCTURAL_TAG, _dump_json(parse_structural_tag(spec)))
+
+    @classmethod
+    def tools(cls, tools: Any, tool_choice: Any = "auto", style: str = "hermes") -> "Guide":
+        """Calls of tools, as a chat model writes them.
+
+        Args:
+            tools: OpenAI tool definitions.
+            tool_choice: "auto" (free text and calls), "required" (calls alone), "none" (free text without calls), or one
+                tool by name, as text or as `{"type": "function", "function": {"name": ...}}`.
+            style: "hermes", "llama" or "function": how the model writes a call.
+
+        Raises:
+            InvalidGuideError: a tool is not well formed, or the choice names none; names the tool and its place.
+        """
+        return cls.structural_tag(tools_to_structural_tag(tools, tool_choice, style))
+
+    @classmethod
     def choice(cls, options: Iterable[str]) -> "Guide":
         """Exactly one of `options`; duplicates count once, order is kept.
 
@@ -247,6 +281,7 @@ class Guide:
             GuideType.REGEX: cls.regex,
             GuideType.EBNF_GRAMMAR: lambda value: cls.ebnf(value, start=record.get("start", "root")),
             GuideType.CHOICE: cls.choice,
+            GuideType.STRUCTURAL_TAG: cls.structural_tag,
         }
         if kind not in builders:
             raise InvalidGuideError(f"#/{kind.value}: this version cannot read {kind.value} guides", keyword=kind.value)

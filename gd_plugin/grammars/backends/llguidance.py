@@ -25,19 +25,20 @@ from gd_plugin.errors import (
     UnsatisfiableGuideError,
     UnsupportedGuideError,
 )
-from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar
+from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, embedded_problems
 from gd_plugin.grammars.matcher import EngineMatcher
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.grammar import to_lark
 from gd_plugin.guides.guide import Guide, GuideType
 from gd_plugin.guides.language import TEXT_KINDS, language_of
 from gd_plugin.guides.report import Problem
+from gd_plugin.guides.structural_tag import to_structural_lark
 
 __all__ = ["LLGuidanceBackend", "LLGuidanceMatcher", "create_backend"]
 
 _NAME: Final = "llguidance"
 _INSTALL: Final = "llguidance>=1.7"
-_TAKES: Final = frozenset({GuideType.JSON, GuideType.JSON_SCHEMA}) | TEXT_KINDS
+_TAKES: Final = frozenset({GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.STRUCTURAL_TAG}) | TEXT_KINDS
 _EXACT_MASKS: Final = '%llguidance {"no_forcing": true}\n'
 # a copy of the engine each so many tokens, and so many copies: rollbacks reach back 256 tokens without a replay from
 # the start, which costs 2 us a token
@@ -186,6 +187,8 @@ class LLGuidanceBackend(Backend):
             return [Problem("#", kind, _NAME, f"{kind} guides cannot be enforced by llguidance; use backend='auto'")]
         if guide.reasoning is not None:
             return [Problem("#", "reasoning", _NAME, "free text before a guide is not part of an llguidance grammar")]
+        if guide.guide_type is GuideType.STRUCTURAL_TAG:
+            return embedded_problems(self, guide)
         return []
 
     def compile(self, guide: Guide) -> CompiledGrammar:
@@ -212,6 +215,9 @@ class LLGuidanceBackend(Backend):
             return _json_lark(guide.guide, self._space())
         if guide.guide_type is GuideType.JSON_SCHEMA:
             return "start: %json " + self._schema(guide.guide)
+        if guide.guide_type is GuideType.STRUCTURAL_TAG:
+            form = json.loads(guide.guide)["format"]
+            return to_structural_lark(form, lambda schema: "%json " + self._schema(json.dumps(schema)))
         return to_lark(language_of(guide))
 
     def _space(self) -> str:

@@ -1,8 +1,10 @@
 """Backends by name: what an adapter must offer, and how a third party adds one."""
 
+import json
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from typing import ClassVar
 
@@ -10,10 +12,19 @@ from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.errors import BackendNotInstalledError
 from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.grammars.vocabulary import Vocabulary
-from gd_plugin.guides.guide import Guide
+from gd_plugin.guides.guide import Guide, GuideType
 from gd_plugin.guides.report import Problem
+from gd_plugin.guides.structural_tag import embedded_schemas
 
-__all__ = ["Backend", "BackendFactory", "CompiledGrammar", "backend_names", "create_backend", "register_backend"]
+__all__ = [
+    "Backend",
+    "BackendFactory",
+    "CompiledGrammar",
+    "backend_names",
+    "create_backend",
+    "embedded_problems",
+    "register_backend",
+]
 
 
 class CompiledGrammar(ABC):
@@ -54,6 +65,15 @@ class Backend(ABC):
         Raises:
             GuideError: the guide is wrong; the message has the place in front.
         """
+
+
+def embedded_problems(backend: Backend, guide: Guide) -> list[Problem]:
+    """Return what `backend` cannot enforce in the JSON Schemas inside a structural tag, with pointers into the tag."""
+    found = []
+    for pointer, schema in embedded_schemas(json.loads(guide.guide)["format"]):
+        for problem in backend.problems(Guide(GuideType.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False))):
+            found.append(replace(problem, pointer=pointer + problem.pointer.removeprefix("#")))
+    return found
 
 
 BackendFactory = Callable[[Vocabulary, GuidedDecodingConfig], Backend]

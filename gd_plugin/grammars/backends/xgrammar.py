@@ -7,6 +7,7 @@ Sources: xgrammar 0.2.9, its Python package and its EBNF and JSON Schema convert
 """
 
 import inspect
+import json
 import os
 import re
 import weakref
@@ -25,19 +26,20 @@ from gd_plugin.errors import (
     UnsatisfiableGuideError,
     UnsupportedGuideError,
 )
-from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar
+from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, embedded_problems
 from gd_plugin.grammars.matcher import EngineMatcher
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.grammar import to_xgrammar_ebnf
 from gd_plugin.guides.guide import Guide, GuideType
 from gd_plugin.guides.language import TEXT_KINDS, language_of
 from gd_plugin.guides.report import Problem
+from gd_plugin.guides.structural_tag import to_engine_format
 
 __all__ = ["XGrammarBackend", "XGrammarMatcher", "create_backend"]
 
 _NAME: Final = "xgrammar"
 _INSTALL: Final = "xgrammar>=0.2.8"
-_TAKES: Final = frozenset({GuideType.JSON, GuideType.JSON_SCHEMA}) | TEXT_KINDS
+_TAKES: Final = frozenset({GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.STRUCTURAL_TAG}) | TEXT_KINDS
 # more threads than this only contend for the compiler's lock
 _MAX_COMPILE_THREADS: Final = 8
 
@@ -144,6 +146,8 @@ class XGrammarBackend(Backend):
             return [Problem("#", kind, _NAME, f"{kind} guides cannot be enforced by xgrammar; use backend='auto'")]
         if guide.reasoning is not None:
             return [Problem("#", "reasoning", _NAME, "free text before a guide is not part of an xgrammar grammar")]
+        if guide.guide_type is GuideType.STRUCTURAL_TAG:
+            return embedded_problems(self, guide)
         return []
 
     def compile(self, guide: Guide) -> CompiledGrammar:
@@ -176,6 +180,12 @@ class XGrammarBackend(Backend):
             return self._schema_grammar("{}" if guide.guide == "any" else '{"type":"object"}')
         if guide.guide_type is GuideType.JSON_SCHEMA:
             return self._schema_grammar(guide.guide)
+        if guide.guide_type is GuideType.STRUCTURAL_TAG:
+            spec = json.loads(guide.guide)
+            spec["format"] = to_engine_format(
+                spec["format"], lambda schema: str(self._schema_grammar(json.dumps(schema)))
+            )
+            return xgrammar.Grammar.from_structural_tag(spec)
         return xgrammar.Grammar.from_ebnf(to_xgrammar_ebnf(language_of(guide)))
 
     def _schema_grammar(self, schema: str) -> Any:

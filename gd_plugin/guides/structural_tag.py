@@ -1,0 +1,413 @@
+"""Structural tags: text with tagged parts that obey guides of their own -> one normal form.
+
+In:  the public shapes, as JSON: `{"type": "structural_tag", "format": {...}}`, or the older
+     `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, also inside `{"type": "structural_tag", ...}`.
+Out: `parse_structural_tag(spec)`, the first shape with every default written out, and per engine
+     `to_structural_lark` (llguidance) and `to_engine_format` (xgrammar).
+
+    const_string value        json_schema json_schema        regex pattern        grammar grammar
+    any_text excludes         to the end of the text, without `excludes`; inside a tag, to the first `end`
+    sequence, or elements     optional, star, plus content   repeat content min max
+    tag begin content end     tags_with_separator tags separator at_least_one stop_after_first
+    triggered_tags triggers tags at_least_one stop_after_first    free text; where a trigger occurs, one of the tags that
+                              begin with it must stand; at_least_one: the text begins with a tag
+Kept here: errors carry JSON pointers; formats that speak of single tokens are refused by name.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from gd_plugin.errors import GuideTooLargeError, InvalidGuideError, UnsatisfiableGuideError, UnsupportedGuideError
+from gd_plugin.guides.ebnf import parse_ebnf
+from gd_plugin.guides.expression import Literal, to_rust_regex
+from gd_plugin.guides.grammar import Grammar, one_rule, to_lark, to_xgrammar_ebnf
+from gd_plugin.guides.regex import parse_regex
+
+__all__ = ["embedded_schemas", "parse_structural_tag", "to_engine_format", "to_structural_lark"]
+
+_MAX_DEPTH = 32
+# field -> (type, default or ... where it must be given); every format takes no other field
+_FIELDS: dict[str, dict[str, tuple[type | tuple[type, ...], Any]]] = {
+    "const_string": {"value": (str, ...)},
+    "json_schema": {"json_schema": ((dict, bool), ...), "style": (str, "json")},
+    "regex": {"pattern": (str, ...)},
+    "grammar": {"grammar": (str, ...), "syntax": (str, "ebnf")},
+    "any_text": {"excludes": (list, [])},
+    "sequence": {"elements": (list, ...)},
+    "or": {"elements": (list, ...)},
+    "optional": {"content": (dict, ...)},
+    "star": {"content": (dict, ...)},
+    "plus": {"content": (dict, ...)},
+    "repeat": {"content": (dict, ...), "min": (int, ...), "max": ((int, type(None)), None)},
+    "tag": {"begin": (str, ...), "content": (dict, ...), "end": ((str, list), ...)},
+    "triggered_tags": {
+        "triggers": (list, ...),
+        "tags": (list, ...),
+        "at_least_one": (bool, False),
+        "stop_after_first": (bool, False),
+    },
+    "tags_with_separator": {
+        "tags": (list, ...),
+        "separator": (str, ...),
+        "at_least_one": (bool, False),
+        "stop_after_first": (bool, False),
+    },
+}
+_TOKEN_FORMATS = frozenset(
+    {"token", "exclude_token", "any_tokens", "token_triggered_tags", "token_dispatch", "dispatch", "qwen_xml_parameter"}
+)
+
+
+def parse_structural_tag(spec: Any) -> dict[str, Any]:
+    """Return the normal form of a structural tag.
+
+    Raises:
+        InvalidGuideError: an unknown or missing field, a tag that no trigger begins, an empty list; with a JSON pointer.
+        UnsupportedGuideError: a format that speaks of tokens, or an XML style.
+        GuideTooLargeError: nested too deeply.
+    """
+    if not isinstance(spec, dict):
+        raise InvalidGuideError(f"#: a structural tag is an object, got {type(spec).__name__}", pointer="#")
+    if "structures" in spec or "triggers" in spec:
+        return {"type": "structural_tag", "format": _parse(_from_older_shape(spec), "#", 0)}
+    if spec.get("type", "structural_tag") != "structural_tag" or not isinstance(spec.get("format"), dict):
+        raise InvalidGuideError(
+            '#: a structural tag is {"type": "structural_tag", "format": {...}}, or has structures and triggers',
+            pointer="#",
+        )
+    _refuse_unknown(spec, {"type", "format"}, "#", "a structural tag")
+    return {"type": "structural_tag", "format": _parse(spec["format"], "#/format", 0)}
+
+
+def embedded_schemas(node: dict[str, Any], pointer: str = "#/format") -> list[tuple[str, Any]]:
+    """Return the JSON Schemas inside a normal form's format, with their pointers."""
+    if node["type"] == "json_schema":
+        return [(f"{pointer}/json_schema", node["json_schema"])]
+    found: list[tuple[str, Any]] = []
+    for field in ("elements", "tags"):
+        for index, item in enumerate(node.get(field, ())):
+            found.extend(embedded_schemas(item, f"{pointer}/{field}/{index}"))
+    if isinstance(node.get("content"), dict):
+        found.extend(embedded_schemas(node["content"], f"{pointer}/content"))
+    return found
+
+
+def _from_older_shape(spec: dict[str, Any]) -> dict[str, Any]:
+    _refuse_unknown(spec, {"type", "structures", "triggers"}, "#", "a structural tag")
+    for field in ("structures", "triggers"):
+        if not isinstance(spec.get(field), list):
+            raise InvalidGuideError(f"#/{field}: a list is needed", pointer=f"#/{field}", keyword=field)
+    tags = []
+    for index, structure in enumerate(spec["structures"]):
+        pointer = f"#/structures/{index}"
+        if not isinstance(structure, dict):
+            raise InvalidGuideError(f"{pointer}: an object with begin, schema and end is needed", pointer=pointer)
+        _refuse_unknown(structure, {"begin", "schema", "end"}, pointer, "a structure")
+        if set(structure) != {"begin", "schema", "end"}:
+            raise InvalidGuideError(f"{pointer}: begin, schema and end are all needed", pointer=pointer)
+        content = {"type": "json_schema", "json_schema": structure["schema"]}
+        tags.append({"type": "tag", "begin": structure["begin"], "content": content, "end": structure["end"]})
+    return {"type": "triggered_tags", "triggers": spec["triggers"], "tags": tags}
+
+
+def _refuse_unknown(record: dict[str, Any], known: set[str], pointer: str, what: str) -> None:
+    for key in record:
+        if key not in known:
+            raise InvalidGuideError(
+                f"{pointer}/{key}: {what} has no field {key!r}; there are {', '.join(sorted(known))}",
+                pointer=f"{pointer}/{key}",
+                keyword=str(key),
+            )
+
+
+def _parse(node: Any, pointer: str, depth: int) -> dict[str, Any]:
+    if depth > _MAX_DEPTH:
+        raise GuideTooLargeError(
+            f"{pointer}: formats nest over {_MAX_DEPTH} levels deep", pointer=pointer, limit="max_depth", value=depth
+        )
+    kind = node.get("type") if isinstance(node, dict) else None
+    if kind in _TOKEN_FORMATS:
+        raise UnsupportedGuideError(
+            f"{pointer}: the format {kind} cannot be enforced: it speaks of tokens, and guides of text",
+            pointer=pointer,
+            keyword=str(kind),
+            hint="write the token's text as const_string, begin, end or trigger",
+        )
+    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
+    if fields is None:
+        raise InvalidGuideError(
+            f"{pointer}: unknown format {kind!r}; there are {', '.join(_FIELDS)}", pointer=pointer, keyword="type"
+        )
+    _refuse_unknown(node, {"type", *fields}, pointer, f"the format {kind}")
+    parsed: dict[str, Any] = {"type": kind}
+    for name, (types, default) in fields.items():
+        value = node.get(name, default)
+        if value is ...:
+            raise InvalidGuideError(f"{pointer}: the format {kind} needs {name}", pointer=pointer, keyword=name)
+        if not isinstance(value, types) or (isinstance(value, bool) and types is int):
+            raise InvalidGuideError(
+                f"{pointer}/{name}: {name} has the wrong type {type(value).__name__}",
+                pointer=f"{pointer}/{name}",
+                keyword=name,
+            )
+        parsed[name] = value
+    _CHECKS.get(str(kind), _check_nothing)(parsed, pointer)
+    for name in ("elements", "tags"):
+        if name in parsed:
+            if not parsed[name]:
+                raise UnsatisfiableGuideError(f"{pointer}/{name}: the list is empty", pointer=f"{pointer}/{name}")
+            parsed[name] = [_parse(item, f"{pointer}/{name}/{i}", depth + 1) for i, item in enumerate(parsed[name])]
+    if "tags" in parsed:
+        _check_tags(parsed, pointer)
+    if "content" in parsed:
+        parsed["content"] = _parse(parsed["content"], f"{pointer}/content", depth + 1)
+        if kind == "tag":
+            _check_content(parsed, pointer)
+    return parsed
+
+
+def _check_nothing(node: dict[str, Any], pointer: str) -> None:
+    pass
+
+
+def _check_style(node: dict[str, Any], pointer: str) -> None:
+    if node["style"] != "json":
+        raise UnsupportedGuideError(
+            f"{pointer}/style: the style {node['style']!r} cannot be enforced; only json can",
+            pointer=f"{pointer}/style",
+            keyword="style",
+        )
+
+
+def _check_grammar(node: dict[str, Any], pointer: str) -> None:
+    if node["syntax"] != "ebnf":
+        raise UnsupportedGuideError(
+            f"{pointer}/syntax: the syntax {node['syntax']!r} cannot be enforced here; write it as ebnf",
+            pointer=f"{pointer}/syntax",
+            keyword="syntax",
+        )
+    _within(pointer + "/grammar", lambda: parse_ebnf(node["grammar"]))
+
+
+def _within(pointer: str, read: Callable[[], object]) -> None:
+    """Read a guide inside this one, and put its place in front of its errors."""
+    try:
+        read()
+    except (InvalidGuideError, UnsupportedGuideError, UnsatisfiableGuideError) as error:
+        raise type(error)(f"{pointer}: {error}", pointer=pointer, keyword=error.keyword, hint=error.hint) from error
+
+
+def _check_repeat(node: dict[str, Any], pointer: str) -> None:
+    if node["min"] < 0 or (node["max"] is not None and node["max"] < node["min"]):
+        raise UnsatisfiableGuideError(f"{pointer}: min is negative or over max", pointer=pointer, keyword="min")
+
+
+def _check_tag(node: dict[str, Any], pointer: str) -> None:
+    ends = [node["end"]] if isinstance(node["end"], str) else node["end"]
+    if not ends or not all(isinstance(end, str) for end in ends):
+        raise InvalidGuideError(f"{pointer}/end: text, or a list of texts, is needed", pointer=f"{pointer}/end")
+    node["end"] = ends
+
+
+def _check_text(node: dict[str, Any], pointer: str) -> None:
+    if not all(isinstance(text, str) and text for text in node["excludes"]):
+        raise InvalidGuideError(
+            f"{pointer}/excludes: a list of texts that are not empty is needed", pointer=f"{pointer}/excludes"
+        )
+
+
+def _check_triggers(node: dict[str, Any], pointer: str) -> None:
+    triggers = node["triggers"]
+    if not triggers or not all(isinstance(trigger, str) and trigger for trigger in triggers):
+        raise InvalidGuideError(
+            f"{pointer}/triggers: a list of texts that are not empty is needed", pointer=f"{pointer}/triggers"
+        )
+    for trigger in triggers:
+        for other in triggers:
+            if trigger != other and trigger in other:
+                raise InvalidGuideError(
+                    f"{pointer}/triggers: {trigger!r} is part of {other!r}, which could never be reached; drop one",
+                    pointer=f"{pointer}/triggers",
+                )
+
+
+def _check_content(tag: dict[str, Any], pointer: str) -> None:
+    if tag["content"]["type"] != "any_text":
+        return
+    if "" in tag["end"]:
+        raise InvalidGuideError(f"{pointer}/end: any_text needs an end to stop at", pointer=f"{pointer}/end")
+    if tag["content"]["excludes"]:
+        raise UnsupportedGuideError(
+            f"{pointer}/content/excludes: text inside a tag ends at the tag's end and cannot exclude more",
+            pointer=f"{pointer}/content/excludes",
+            keyword="excludes",
+        )
+
+
+def _check_tags(node: dict[str, Any], pointer: str) -> None:
+    for index, tag in enumerate(node["tags"]):
+        place = f"{pointer}/tags/{index}"
+        if tag["type"] != "tag":
+            raise InvalidGuideError(f"{place}: a tag is needed, found {tag['type']}", pointer=place)
+        if node["type"] == "triggered_tags" and not any(tag["begin"].startswith(t) for t in node["triggers"]):
+            raise InvalidGuideError(
+                f"{place}/begin: no trigger begins {tag['begin']!r}; triggers are {node['triggers']}",
+                pointer=f"{place}/begin",
+                keyword="begin",
+            )
+
+
+_CHECKS: dict[str, Callable[[dict[str, Any], str], None]] = {
+    "any_text": _check_text,
+    "json_schema": _check_style,
+    "grammar": _check_grammar,
+    "regex": lambda node, pointer: _within(pointer + "/pattern", lambda: parse_regex(node["pattern"])),
+    "repeat": _check_repeat,
+    "tag": _check_tag,
+    "triggered_tags": _check_triggers,
+}
+
+
+def to_engine_format(node: dict[str, Any], schema_ebnf: Callable[[Any], str]) -> dict[str, Any]:
+    """Return a normal form's format for xgrammar, with every leaf as EBNF text.
+
+    Args:
+        node: the format.
+        schema_ebnf: JSON Schema -> xgrammar's EBNF with the rule `root`.
+    """
+    kind = node["type"]
+    if kind == "json_schema":
+        return {"type": "grammar", "grammar": schema_ebnf(node["json_schema"])}
+    if kind == "regex":
+        return {"type": "grammar", "grammar": to_xgrammar_ebnf(one_rule(parse_regex(node["pattern"])))}
+    if kind == "grammar":
+        return {"type": "grammar", "grammar": to_xgrammar_ebnf(parse_ebnf(node["grammar"]))}
+    written = {
+        name: [to_engine_format(item, schema_ebnf) for item in value] if name in ("elements", "tags") else value
+        for name, value in node.items()
+    }
+    if "content" in written:
+        written["content"] = to_engine_format(node["content"], schema_ebnf)
+    if kind == "repeat":
+        written["max"] = -1 if node["max"] is None else node["max"]
+    return written
+
+
+def to_structural_lark(node: dict[str, Any], schema_lark: Callable[[Any], str]) -> str:
+    """Return a normal form's format as llguidance's Lark with the rule `start`, without any `%` directive.
+
+    Free text up to a trigger is one terminal that ends with the first trigger in it: no text of it begins another, so
+    the lexer's longest match cannot take too much.
+
+    Args:
+        node: the format.
+        schema_lark: JSON Schema -> the right-hand side of a rule.
+    """
+    return _LarkWriter(schema_lark).write(node)
+
+
+class _LarkWriter:
+    def __init__(self, schema_lark: Callable[[Any], str]) -> None:
+        self._schema_lark = schema_lark
+        self._lines: list[str] = []
+
+    def write(self, node: dict[str, Any]) -> str:
+        root = self._rule(node)
+        return "\n".join([f"start: {root}", *self._lines]) + "\n"
+
+    def _named(self, prefix: str, body: str) -> str:
+        name = f"{prefix}{len(self._lines)}"
+        self._lines.append(f"{name}: {body}")
+        return name
+
+    def _literal(self, text: str) -> str:
+        return self._named("T", f"/{to_rust_regex(Literal(text))}/") if text else '""'
+
+    def _grammar(self, grammar: Grammar) -> str:
+        """Take over another grammar's rules under new names."""
+        prefix = f"g{len(self._lines)}_"
+        for line in to_lark(grammar).splitlines():
+            self._lines.append(_prefixed(line, prefix))
+        return f"{prefix}start"
+
+    def _until(self, stops: list[str], stop: str) -> str:
+        """Text that ends with the first occurrence of one of `stops`, which is `stop`."""
+        any_stop = "|".join(to_rust_regex(Literal(text)) for text in stops)
+        one = to_rust_regex(Literal(stop))
+        return self._named("U", f"/(?s:.*){one}/ & ~/(?s:.*)({any_stop})(?s:.+)/")
+
+    def _without(self, stops: list[str]) -> str:
+        any_stop = "|".join(to_rust_regex(Literal(text)) for text in stops)
+        return self._named("W", f"/(?s:.*)/ & ~/(?s:.*)({any_stop})(?s:.*)/")
+
+    def _tag(self, tag: dict[str, Any], begin: str) -> str:
+        """A tag behind `begin`, the part of its begin that has been written already."""
+        head = self._literal(tag["begin"][len(begin) :])
+        if tag["content"]["type"] == "any_text":
+            ends = " | ".join(self._until(tag["end"], end) for end in tag["end"])
+            return f"({head} ({ends}))"
+        ends = " | ".join(self._literal(end) for end in tag["end"])
+        return f"({head} {self._rule(tag['content'])} ({ends}))"
+
+    def _rule(self, node: dict[str, Any]) -> str:
+        kind = node["type"]
+        if kind == "const_string":
+            return self._literal(node["value"])
+        if kind == "json_schema":
+            return self._named("j", self._schema_lark(node["json_schema"]))
+        if kind == "regex":
+            return self._grammar(one_rule(parse_regex(node["pattern"])))
+        if kind == "grammar":
+            return self._grammar(parse_ebnf(node["grammar"]))
+        if kind == "any_text":
+            return self._without(node["excludes"]) if node["excludes"] else self._named("W", "/(?s:.*)/")
+        if kind == "sequence":
+            return "(" + " ".join(map(self._rule, node["elements"])) + ")"
+        if kind == "or":
+            return "(" + " | ".join(map(self._rule, node["elements"])) + ")"
+        if kind == "tag":
+            return self._tag(node, "")
+        if kind == "triggered_tags":
+            return self._triggered(node)
+        if kind == "tags_with_separator":
+            return self._separated(node)
+        if kind == "repeat":
+            high = "" if node["max"] is None else node["max"]
+            return f"({self._rule(node['content'])}){{{node['min']},{high}}}"
+        return f"({self._rule(node['content'])})" + {"optional": "?", "star": "*", "plus": "+"}[kind]
+
+    def _triggered(self, node: dict[str, Any]) -> str:
+        options = []
+        for trigger in node["triggers"]:
+            tags = [self._tag(tag, trigger) for tag in node["tags"] if tag["begin"].startswith(trigger)]
+            if tags:
+                options.append(f"{self._until(node['triggers'], trigger)} ({' | '.join(tags)})")
+        tagged = self._named("r", " | ".join(options))
+        rest = self._without(node["triggers"])
+        # as xgrammar has it: where a tag is needed, the text begins with it
+        first = f"({' | '.join(self._tag(tag, '') for tag in node['tags'])})"
+        if node["stop_after_first"]:
+            return first if node["at_least_one"] else f"({tagged} | {rest})"
+        return f"({first if node['at_least_one'] else ''} {tagged}* {rest})"
+
+    def _separated(self, node: dict[str, Any]) -> str:
+        tag = self._named("r", " | ".join(self._tag(tag, "") for tag in node["tags"]))
+        body = tag
+        if not node["stop_after_first"]:
+            body = f"({tag} ({self._literal(node['separator'])} {tag})*)"
+        return body if node["at_least_one"] else f"({body})?"
+
+
+def _prefixed(line: str, prefix: str) -> str:
+    """Rename the rules of one line that `to_lark` wrote: names are start, rule<n> and SET<n>, texts are regexes."""
+    head, _, body = line.partition(": ")
+    if not body.startswith("/"):
+        words = body.replace("(", " ( ").replace(")", " ) ").split(" ")
+        body = " ".join(_renamed(word, prefix) for word in words)
+    return f"{_renamed(head, prefix)}: {body}"
+
+
+def _renamed(word: str, prefix: str) -> str:
+    if word.startswith("SET"):
+        return prefix.upper() + word
+    return prefix + word if word == "start" or word.startswith("rule") else word

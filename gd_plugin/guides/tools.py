@@ -1,0 +1,132 @@
+r"""Tools: OpenAI tool definitions -> a structural tag, in the styles that chat models write calls in.
+
+In:  `[{"type": "function", "function": {"name": ..., "parameters": {...}}}]`, `tool_choice` and a style.
+Out: `tools_to_structural_tag(...)`, a spec that guides/structural_tag.py reads.
+
+    hermes      <tool_call>\n{"name": "f", "arguments": {...}}\n</tool_call>      Hermes, Qwen 2.5 and 3
+    llama       {"name": "f", "parameters": {...}}                                Llama 3.1 and later, JSON calls
+    function    <function=f>{...}</function>                                      Llama 3.1 custom tags
+
+`auto` is free text with any number of calls, `required` one call or more and nothing else, a name exactly one call of that
+tool, `none` free text in which no call begins.
+Sources: the models' chat templates; OpenAI's API reference for `tools` and `tool_choice`.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from gd_plugin.errors import InvalidGuideError
+
+__all__ = ["STYLES", "tools_to_structural_tag"]
+
+
+class _Style(NamedTuple):
+    """How a call is written: `begin` and `end` around the arguments, with {name}; what marks a call; between calls."""
+
+    begin: str
+    end: str
+    trigger: str
+    separator: str
+
+
+STYLES: dict[str, _Style] = {
+    "hermes": _Style('<tool_call>\n{{"name": {name}, "arguments": ', "}\n</tool_call>", "<tool_call>", "\n"),
+    "llama": _Style('{{"name": {name}, "parameters": ', "}", '{"name": ', "; "),
+    "function": _Style("<function={plain}>", "</function>", "<function=", "\n"),
+}
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def tools_to_structural_tag(tools: Any, tool_choice: Any = "auto", style: str = "hermes") -> dict[str, Any]:
+    """Return the structural tag of a set of tools.
+
+    Raises:
+        InvalidGuideError: a tool is not well formed, two share a name, the choice names none of them, or the style is
+            unknown; the message names the tool and its JSON pointer.
+    """
+    if style not in STYLES:
+        raise InvalidGuideError(f"unknown tool style {style!r}; there are {', '.join(STYLES)}", keyword="style")
+    form = STYLES[style]
+    parsed = _read_tools(tools)
+    choice = _read_choice(tool_choice, list(parsed))
+    tags = [_tag(form, name, schema) for name, schema in parsed.items() if choice in ("auto", "required", "none", name)]
+    if choice == "none":
+        return _structural({"type": "any_text", "excludes": [form.trigger] if tags else []})
+    if choice == "auto":
+        return _structural({"type": "triggered_tags", "triggers": [form.trigger], "tags": tags})
+    if choice == "required":
+        return _structural(
+            {"type": "tags_with_separator", "tags": tags, "separator": form.separator, "at_least_one": True}
+        )
+    return _structural(tags[0])
+
+
+def _structural(form: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "structural_tag", "format": form}
+
+
+def _tag(form: _Style, name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "tag",
+        "begin": form.begin.format(name=json.dumps(name), plain=name),
+        "content": {"type": "json_schema", "json_schema": schema},
+        "end": form.end,
+    }
+
+
+def _read_tools(tools: Any) -> dict[str, dict[str, Any]]:
+    """Return parameters by name, in order."""
+    if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Iterable):
+        raise InvalidGuideError(f"#: tools is a list of tool definitions, got {type(tools).__name__}", pointer="#")
+    found: dict[str, dict[str, Any]] = {}
+    for index, tool in enumerate(tools):
+        pointer = f"#/{index}"
+        if not isinstance(tool, Mapping):
+            raise InvalidGuideError(f"{pointer}: a tool is an object, got {type(tool).__name__}", pointer=pointer)
+        function = tool.get("function", tool)
+        if tool.get("type", "function") != "function" or not isinstance(function, Mapping):
+            raise InvalidGuideError(
+                f'{pointer}: a tool is {{"type": "function", "function": {{"name": ..., "parameters": ...}}}}',
+                pointer=pointer,
+            )
+        inner = f"{pointer}/function" if "function" in tool else pointer
+        name = function.get("name")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise InvalidGuideError(
+                f"{inner}/name: a name of letters, digits, '_', '-' and '.' is needed, got {name!r}",
+                pointer=f"{inner}/name",
+                keyword="name",
+            )
+        if name in found:
+            raise InvalidGuideError(f"{inner}/name: two tools are called {name!r}", pointer=f"{inner}/name")
+        schema = function.get("parameters") or _NO_PARAMETERS
+        if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+            raise InvalidGuideError(
+                f'{inner}/parameters: tool {name!r}: parameters is a JSON Schema of type "object"',
+                pointer=f"{inner}/parameters",
+                keyword="parameters",
+            )
+        found[name] = {"type": "object", **schema}
+    return found
+
+
+def _read_choice(tool_choice: Any, names: list[str]) -> str:
+    """Return auto, required, none, or the name of a tool."""
+    choice = tool_choice
+    if isinstance(choice, Mapping):
+        function = choice.get("function", choice)
+        choice = function.get("name") if isinstance(function, Mapping) else None
+    elif choice in ("none", None):
+        return "none"
+    elif choice in ("auto", "required"):
+        if not names:
+            raise InvalidGuideError(f"tool_choice is {choice!r}, but there are no tools", keyword="tool_choice")
+        return str(choice)
+    if choice not in names:
+        raise InvalidGuideError(
+            f"tool_choice names {choice!r}; the tools are {', '.join(names) or 'none'}", keyword="tool_choice"
+        )
+    return str(choice)
