@@ -1,0 +1,429 @@
+"""Batches over time: guards, isolation, idempotence, late tokens, chunked prefill, resume, bad input."""
+
+import numpy as np
+import pytest
+import torch
+
+import gd_plugin as gd
+
+TABLES = {
+    "abc": {"start": {8: "a"}, "a": {9: "ab"}, "ab": {10: "abc"}, "abc": {15: "$"}},
+    "a": {"start": {8: "a"}, "a": {15: "$"}},
+}
+ABC, A = gd.Guide.regex("abc"), gd.Guide.regex("a")
+
+
+class Fault:
+    """Raises at every call of one kind from the chosen one on."""
+
+    def __init__(self, kind, at=0):
+        self.kind, self.at, self.seen = kind, at, 0
+
+    def __call__(self, kind):
+        if kind == self.kind:
+            self.seen += 1
+            if self.seen > self.at:
+                raise RuntimeError(f"{kind} broke")
+
+
+def factory_with_fault_in_a(kit, kind, at=0):
+    factory, fault = kit.TableFactory(TABLES), Fault(kind, at)
+
+    def create(guide):
+        if guide == A:
+            fault("create")
+        return kit.TableMatcher(TABLES[guide.guide], fault if guide == A else None)
+
+    factory.create = create
+    return factory
+
+
+# guards -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_whose_matcher_could_not_be_made_is_unguided_from_then_on(kit):
+    decoder = kit.decoder(factory_with_fault_in_a(kit, "create"))
+    failed = kit.step(decoder, kit.context(A, request_id="x"))
+    assert [request_id for request_id, _ in failed] == ["x"]
+    assert "create broke" in failed[0][1] and "Traceback" not in failed[0][1]
+    assert decoder.grammar_matchers == [None, None]
+    assert kit.settle(decoder, 1) == []
+    assert kit.step(decoder, kit.generation(A, "aaa", request_id="x")) == []
+    assert kit.switches(decoder) == [0, 0, 0, 0]
+
+
+def test_a_failed_request_does_not_see_the_matcher_of_the_one_before(kit):
+    decoder = kit.decoder(factory_with_fault_in_a(kit, "create"))
+    kit.step(decoder, kit.context(ABC, request_id="old"))
+    kit.step(decoder, kit.context(A, request_id="new"))
+    assert decoder.grammar_matchers[0] is None
+    assert kit.step(decoder, kit.generation(A, "a", request_id="new")) == []
+    assert kit.switches(decoder) == [0, 0, 0, 0]
+
+
+def test_a_stranger_in_a_slot_is_told_so(kit):
+    decoder = kit.decoder(kit.TableFactory(TABLES))
+    kit.step(decoder, kit.context(ABC, request_id="old"))
+    failed = kit.step(decoder, kit.generation(ABC, "a", request_id="new"))
+    assert [request_id for request_id, _ in failed] == ["new"]
+    assert "holds no matcher of this request" in failed[0][1]
+    assert decoder.grammar_matchers[0].num_tokens == 0
+
+
+def test_a_matcher_that_the_caller_puts_in_is_used(kit):
+    decoder = kit.decoder(kit.TableFactory(TABLES))
+    decoder.grammar_matchers[1] = kit.TableMatcher(TABLES["abc"])
+    assert kit.step(decoder, kit.generation(ABC, "ab", slot=1)) == []
+    assert decoder.num_advanced_tokens == [0, 2]
+    decoder.grammar_matchers[1] = kit.TableMatcher(TABLES["a"])
+    assert kit.step(decoder, kit.generation(A, "a", slot=1, request_id="other")) == []
+    assert kit.legal(decoder, 0) == {"</s>"}
+
+
+def test_a_terminated_request_one_step_ahead_is_left_alone(kit):
+    decoder = kit.decoder(kit.TableFactory(TABLES), drafts=0)
+    kit.step(decoder, kit.context(A))
+    kit.step(decoder, kit.generation(A, "a"))
+    for text in "$aa":
+        assert kit.step(decoder, kit.generation(A, text)) == []
+        assert kit.switches(decoder, 1) == [0]
+    assert decoder.grammar_matchers[0].num_tokens == 2
+
+
+def test_building_a_batch_again_changes_nothing(kit, factory):
+    decoder = kit.decoder(factory)
+    kit.step(decoder, kit.context(kit.JSON))
+    matcher = decoder.grammar_matchers[0]
+    assert decoder.build() == [] and decoder.grammar_matchers[0] is matcher
+    kit.settle(decoder, 1)
+    logits = torch.zeros(4, kit.PADDED)
+    decoder.add_batch([kit.generation(kit.JSON, '{"a"')])
+    for _ in range(3):
+        assert decoder.execute(logits.zero_()) == []
+        assert decoder.num_advanced_tokens[0] == 4
+        assert logits[0].isfinite().sum() == 3
+    failed = kit.step(decoder, kit.generation(kit.JSON, "}"))
+    assert len(failed) == 1 and decoder.build() == failed
+
+
+def test_nothing_added_nothing_built(kit):
+    decoder = kit.decoder(kit.TableFactory(TABLES))
+    assert decoder.build() == []
+    assert decoder.execute(torch.zeros(0, kit.PADDED)) == []
+    decoder.add_batch([])
+    assert decoder.execute(torch.zeros(0, kit.PADDED)) == []
+
+
+def test_later_changes_of_the_engines_request_do_not_reach_the_decoder(kit, factory):
+    decoder = kit.decoder(factory)
+    kit.step(decoder, kit.context(kit.JSON))
+    kit.settle(decoder, 1)
+    request = kit.generation(kit.JSON, '{"a"')
+    decoder.add_batch([request])
+    request.new_token = kit.ids("}")[0]
+    request.draft_tokens.clear()
+    assert decoder.build() == []
+    assert decoder.num_advanced_tokens[0] == 4
+
+
+def test_chunked_prefill_guides_the_last_chunk_only(kit, factory):
+    decoder = kit.decoder(factory)
+    chunk = gd.GuidedRequest(guide=kit.JSON, request_id=0, seq_slot=0, is_context_init_state=True)
+    for _ in range(2):
+        assert kit.step(decoder, chunk) == []
+        assert kit.switches(decoder, 1) == [0] and decoder.grammar_matchers[0] is None
+    assert kit.step(decoder, kit.context(kit.JSON)) == []
+    assert kit.switches(decoder, 1) == [1]
+
+
+def test_a_chunk_does_not_disturb_the_slots_next_to_it(kit, factory):
+    decoder = kit.decoder(factory)
+    kit.step(decoder, kit.context(kit.JSON))
+    kit.settle(decoder, 1)
+    chunk = gd.GuidedRequest(guide=kit.JSON, request_id=1, seq_slot=1, is_context_init_state=True)
+    assert kit.step(decoder, chunk, kit.generation(kit.JSON, "{}$")) == []
+    assert kit.switches(decoder, 5) == [0, 1, 1, 0, 0]
+
+
+# isolation --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["create", "accept", "fill", "rollback"])
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_fault_of_one_matcher_stays_with_its_request(kit, kind, at, first):
+    def run(decoder):
+        """The healthy request's rows and what failed, over a context, a verification and a second one."""
+        seen, failed = [], []
+        order = (lambda a, b: [a, b]) if first else (lambda a, b: [b, a])
+        steps = [
+            order(kit.context(A, slot=0, request_id="a"), kit.context(ABC, slot=1, request_id="abc")),
+            order(
+                kit.generation(A, "a$a", slot=0, request_id="a"), kit.generation(ABC, "abb", slot=1, request_id="abc")
+            ),
+            order(kit.generation(A, "$", slot=0, request_id="a"), kit.generation(ABC, "bc$", slot=1, request_id="abc")),
+        ]
+        for index, requests in enumerate(steps):
+            failed += kit.step(decoder, *requests)
+            row = 0 if not first else (1 if index == 0 else 4)
+            width = 1 if index == 0 else 4
+            switches = decoder.token_mask_host[row : row + width].clone()
+            # a row that is switched off may hold anything
+            seen.append((switches, decoder.bitmask_host[row : row + width] * switches[:, None]))
+            failed += kit.settle(decoder, 1, 1)
+        return seen, failed
+
+    healthy, none_failed = run(kit.decoder(kit.TableFactory(TABLES)))
+    assert none_failed == []
+    seen, failed = run(kit.decoder(factory_with_fault_in_a(kit, kind, at)))
+    assert {request_id for request_id, _ in failed} <= {"a"}
+    for want, got in zip(healthy, seen, strict=True):
+        assert torch.equal(want[0], got[0]) and torch.equal(want[1], got[1])
+
+
+def test_logits_of_unguided_and_failed_rows_keep_every_bit(kit):
+    decoder = kit.decoder(factory_with_fault_in_a(kit, "fill"), slots=3, drafts=0)
+    logits = torch.full((3, kit.PADDED), float("nan"))
+    decoder.add_batch([gd.GuidedRequest(request_id="free"), kit.context(A, slot=0), kit.context(ABC, slot=2)])
+    assert [request_id for request_id, _ in decoder.execute(logits)] == [0]
+    assert logits[:2].isnan().all()
+    assert logits[2].isnan().nonzero().flatten().tolist() == kit.ids("a")
+
+
+# tokens from the device --------------------------------------------------------------------------------------------
+
+
+def test_tokens_of_the_device_by_slot(kit, factory):
+    decoder = kit.decoder(factory, slots=3)
+    kit.step(decoder, kit.context(kit.JSON, slot=2), kit.context(kit.JSON, slot=0))
+    kit.settle(decoder, 1, 1)
+    tokens = torch.full((4, 3), -1, dtype=torch.int32)
+    tokens[:, 2] = torch.tensor(kit.ids('{"a"'))
+    tokens[:, 0] = torch.tensor(kit.ids("[[[["))
+    late = kit.generation(kit.JSON, "{", slot=2, prev_seq_slot=2)
+    own = kit.generation(kit.JSON, "{}", slot=0)
+    decoder.add_batch([late, own], new_tokens=tokens)
+    tokens.fill_(-1)
+    assert decoder.build() == []
+    assert (decoder.num_advanced_tokens[2], decoder.num_advanced_tokens[0]) == (4, 2)
+
+
+def test_tokens_of_the_device_are_cut_to_the_runtime_draft_length(kit, factory):
+    decoder = kit.decoder(factory)
+    kit.step(decoder, kit.context(kit.JSON))
+    kit.settle(decoder, 1)
+    tokens = torch.tensor([[token, -1] for token in kit.ids('{"a"')], dtype=torch.int32)
+    decoder.add_batch([kit.generation(kit.JSON, "{", prev_seq_slot=0)], new_tokens=tokens, runtime_draft_len=1)
+    assert decoder.build() == []
+    assert decoder.num_advanced_tokens[0] == 2 and decoder.requests.num_bitmask_tokens == 2
+
+
+# arrivals and returns ---------------------------------------------------------------------------------------------
+
+
+def test_prefill_elsewhere(kit, factory):
+    decoder = kit.decoder(factory)
+    arrival = kit.generation(kit.JSON, '{"a"', is_generation_only_first_iteration=True)
+    decoder.add_batch([arrival])
+    decoder.init_disagg_gen_requests()
+    matcher = decoder.grammar_matchers[0]
+    assert matcher.num_tokens == 0
+    decoder.init_disagg_gen_requests()
+    assert decoder.grammar_matchers[0] is matcher
+    assert decoder.build() == []
+    assert decoder.num_advanced_tokens[0] == 4 and decoder.grammar_matchers[0] is matcher
+    decoder.init_disagg_gen_requests()
+    assert decoder.grammar_matchers[0].num_tokens == 4
+
+
+def test_prefill_elsewhere_in_a_used_slot_and_without_the_separate_call(kit, factory):
+    decoder = kit.decoder(factory)
+    kit.step(decoder, kit.context(kit.JSON, request_id="old"))
+    arrival = kit.generation(kit.JSON, '{"a"', request_id="new", is_generation_only_first_iteration=True)
+    assert kit.step(decoder, arrival) == []
+    assert decoder.num_advanced_tokens[0] == 4
+
+
+def test_prefill_elsewhere_whose_guide_cannot_be_made(kit):
+    decoder = kit.decoder(factory_with_fault_in_a(kit, "create"))
+    arrival = kit.generation(A, "a", request_id="x", is_generation_only_first_iteration=True)
+    decoder.add_batch([arrival])
+    decoder.init_disagg_gen_requests()
+    assert [request_id for request_id, _ in decoder.build()] == ["x"]
+
+
+@pytest.mark.parametrize("context", [True, False])
+def test_a_request_comes_back_with_its_history(kit, factory, context):
+    decoder = kit.decoder(factory)
+    history = kit.ids('{"a"')
+    if context:
+        assert kit.step(decoder, kit.context(kit.JSON, history=history)) == []
+        assert kit.legal(decoder, 0) == {":", " "}
+        kit.settle(decoder, 1)
+        history = None
+    assert kit.step(decoder, kit.generation(kit.JSON, ":1}$", history=history)) == []
+    assert decoder.num_advanced_tokens[0] == 4 and decoder.grammar_matchers[0].is_terminated()
+    assert decoder.grammar_matchers[0].num_tokens == 8
+
+
+def test_a_request_preempted_in_mid_verification_starts_from_its_history(kit, factory):
+    decoder = kit.decoder(factory)
+    kit.step(decoder, kit.context(kit.JSON))
+    kit.settle(decoder, 1)
+    kit.step(decoder, kit.generation(kit.JSON, '{"a"'))
+    matcher = decoder.grammar_matchers[0]
+    # preempted before the rejected drafts were undone; its prompt is processed again, into the same slot
+    assert kit.step(decoder, kit.context(kit.JSON, history=kit.ids('{"'))) == []
+    assert decoder.grammar_matchers[0] is matcher and matcher.num_tokens == 2
+
+
+def test_a_history_is_checked(kit, factory):
+    decoder = kit.decoder(factory)
+    failed = kit.step(decoder, kit.context(kit.JSON, history=kit.ids("{}}")))
+    assert [request_id for request_id, _ in failed] == [0]
+    assert "position 2" in failed[0][1] and "{}" in failed[0][1]
+    kit.step(decoder, kit.context(kit.JSON, slot=1))
+    kit.settle(decoder, 1)
+    assert kit.step(decoder, kit.generation(kit.JSON, "{", slot=1, history=[])) == []
+    # the engine says that other tokens were emitted than this decoder saw
+    assert kit.step(decoder, kit.generation(kit.JSON, "[", slot=1, history=kit.ids("["))) == []
+    assert decoder.grammar_matchers[1].num_tokens == 2
+
+
+def test_the_same_id_with_another_guide_starts_anew(kit):
+    decoder = kit.decoder(kit.TableFactory(TABLES))
+    kit.step(decoder, kit.context(ABC))
+    assert kit.step(decoder, kit.context(A)) == []
+    assert kit.step(decoder, kit.generation(A, "a")) == []
+    assert kit.legal(decoder, 0) == {"</s>"}
+
+
+# bad input --------------------------------------------------------------------------------------------------------
+
+
+BAD_BATCHES = [
+    (lambda kit: ([kit.context(A, slot=2)], {}), r"slot 2 is not in \[0, 2\)"),
+    (lambda kit: ([kit.context(A, slot=-1)], {}), "slot -1"),
+    (lambda kit: ([gd.GuidedRequest(guide=A, request_id="x")], {}), "request 'x': slot None"),
+    (lambda kit: ([kit.context(A, request_id=1), kit.context(A, request_id=2)], {}), "1 and 2 are both in slot 0"),
+    (lambda kit: ([kit.generation(A, "a", prev_seq_slot=9)], {}), "slot 9"),
+    (lambda kit: ([gd.GuidedRequest() for _ in range(3)], {}), "12 rows but 8 are reserved"),
+    (lambda kit: ([], {"runtime_draft_len": 4}), r"runtime_draft_len must be in \[0, 3\], got 4"),
+    (lambda kit: ([], {"runtime_draft_len": -1}), "runtime_draft_len"),
+    (lambda kit: ([], {"new_tokens": torch.zeros(3, 2, dtype=torch.int32)}), r"int32 \[4, 2\]"),
+    (lambda kit: ([], {"new_tokens": torch.zeros(4, 2, dtype=torch.int64)}), "torch.int64"),
+    (lambda kit: ([kit.draft(A, "a"), kit.context(A, slot=1)], {}), "cannot share"),
+    (lambda kit: ([kit.generation(A, "aa", draft_tree=([1], [-1]))], {}), "slot 0: node 1"),
+    (lambda kit: ([kit.generation(A, "aa", draft_tree=([1, 0], [-1, -1]))], {}), "node 0"),
+    (lambda kit: ([kit.generation(A, "aa", draft_tree=([1, -1, -1], [-1] * 3))], {}), "only 2 of"),
+    (lambda kit: ([kit.generation(A, "a", draft_tree=([1, -1], [-1, -1]))], {}), "2 nodes need 1 draft_tokens"),
+    (lambda kit: ([kit.generation(A, "aaaaa", draft_tree=([1, 2, 3, 4, -1], [-1] * 5))], {}), "draft length of 4"),
+]
+
+
+@pytest.mark.parametrize(("bad", "message"), BAD_BATCHES)
+def test_a_bad_batch_is_refused_and_the_one_before_kept(kit, bad, message):
+    decoder = kit.decoder(kit.TableFactory(TABLES))
+    decoder.add_batch([kit.context(ABC)])
+    requests, options = bad(kit)
+    with pytest.raises(ValueError, match=message):
+        decoder.add_batch(requests, **options)
+    assert decoder.build() == []
+    assert kit.switches(decoder) == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("counts", [[], [1], [1, 1, 1]])
+def test_counts_that_are_not_the_batch(kit, factory, counts):
+    decoder = kit.decoder(factory)
+    kit.step(decoder, kit.context(kit.JSON), kit.context(kit.JSON, slot=1))
+    kit.settle(decoder, 1, 1)
+    kit.step(decoder, kit.generation(kit.JSON, '{"'), kit.generation(kit.JSON, '{"', slot=1))
+    with pytest.raises(ValueError, match=r"num_accepted_tokens must be int32 \[2\]"):
+        kit.settle(decoder, *counts)
+    assert decoder.num_advanced_tokens == [2, 2]
+    with pytest.raises(ValueError, match="torch.int64"):
+        decoder.rollback_rejected_batch(torch.ones(2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="new_tokens must be int32"):
+        decoder.add_draft_batch(torch.ones(3, dtype=torch.int32), torch.ones(2, dtype=torch.int32))
+    with pytest.raises(ValueError, match="needs num_accepted_tokens"):
+        decoder.add_draft_batch(torch.ones(2, dtype=torch.int32), None)
+    with pytest.raises(ValueError, match="was not added"):
+        decoder.execute_draft_batch(torch.zeros(2, kit.PADDED), draft_step=1)
+
+
+def test_a_rollback_beyond_the_matchers_history_fails_its_request_alone(kit, factory):
+    decoder = kit.decoder(factory)
+    kit.step(decoder, kit.context(kit.JSON), kit.context(kit.JSON, slot=1))
+    kit.settle(decoder, 1, 1)
+    kit.step(decoder, kit.generation(kit.JSON, '{"'), kit.generation(kit.JSON, '{"', slot=1))
+    decoder.num_advanced_tokens[0] = 9
+    failed = kit.settle(decoder, 1, 1)
+    assert [request_id for request_id, _ in failed] == [0]
+    assert "roll back" in failed[0][1]
+    assert decoder.grammar_matchers[1].num_tokens == 1
+
+
+def test_a_missing_golden_token_fails_its_request_alone(kit, factory):
+    decoder = kit.decoder(factory)
+    kit.step(decoder, kit.context(kit.JSON), kit.context(kit.JSON, slot=1))
+    failed = kit.step(decoder, kit.generation(kit.JSON, [None]), kit.generation(kit.JSON, "{", slot=1))
+    assert [(request_id, "new_token is missing" in message) for request_id, message in failed] == [(0, True)]
+    failed = kit.step(decoder, kit.generation(kit.JSON, [10**12]), kit.generation(kit.JSON, "}", slot=1))
+    assert [request_id for request_id, _ in failed] == [0]
+
+
+def test_logits_of_the_wrong_shape(kit, factory):
+    decoder = kit.decoder(factory)
+    kit.step(decoder, kit.context(kit.JSON))
+    decoder.copy_bitmask()
+    for logits in (torch.zeros(0, kit.PADDED), torch.zeros(kit.PADDED)):
+        with pytest.raises(ValueError, match="at least 1 rows"):
+            decoder.apply_bitmask(logits)
+    with pytest.raises(ValueError, match="num_bitmask_tokens"):
+        decoder.copy_bitmask(99)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"max_num_sequences": 0}, {"vocab_size_padded": 0}, {"max_num_draft_tokens": -1}, {"max_look_ahead": -1}]
+)
+def test_sizes_out_of_range(kit, factory, sizes):
+    with pytest.raises(ValueError, match=next(iter(sizes))):
+        gd.GuidedDecoder(factory, **{"max_num_sequences": 1, "vocab_size_padded": 64, "device": "cpu"} | sizes)
+
+
+def test_a_vocabulary_wider_than_the_logits(kit, factory):
+    with pytest.raises(ValueError, match="the vocabulary has 16 tokens but vocab_size_padded is 8"):
+        gd.GuidedDecoder(factory, max_num_sequences=1, vocab_size_padded=8, device="cpu")
+
+
+# rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_host_memory_is_as_computed(kit, factory):
+    decoder = gd.GuidedDecoder(
+        factory, max_num_sequences=8, vocab_size_padded=128_256, max_num_draft_tokens=4, device="cpu"
+    )
+    assert decoder.bitmask_host.shape == (8 * 5, 128_256 // 32)
+    assert decoder.token_mask_host.shape == (40,)
+    host = {buffer.flat.untyped_storage().data_ptr() for buffer in decoder._buffers._host}
+    assert len(host) == 2
+
+
+def test_stray_bits_are_no_legal_tokens(kit):
+    class Stray(kit.TableMatcher):
+        def fill_next_token_bitmask(self, bitmask, index):
+            bitmask[index] = 0
+            bitmask.numpy()[index].view(np.uint32)[:] = [0xFFFF0000, 0xFFFFFFFF]
+
+    decoder = kit.decoder(kit.TableFactory(TABLES))
+    decoder.grammar_matchers[0] = Stray(TABLES["abc"])
+    failed = kit.step(decoder, kit.generation(ABC, "a"))
+    assert [request_id for request_id, _ in failed] == [0]
+
+
+def test_padding_columns_are_banned_in_guided_rows(kit, factory):
+    decoder = kit.decoder(factory)
+    logits = torch.zeros(1, kit.PADDED)
+    decoder.add_batch([kit.context(kit.JSON)])
+    decoder.execute(logits)
+    assert logits[0, 16:].isinf().all() and logits[0, 0] == 0
