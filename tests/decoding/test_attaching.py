@@ -128,7 +128,7 @@ def test_the_real_factory(kit):
     vocabulary = kit.TableFactory({}).vocabulary
     factory = gd.GrammarMatcherFactory(vocabulary)
     decoder = kit.decoder(factory, drafts=0)
-    bad = gd.Guide.ebnf("root ::= nowhere")
+    bad = gd.Guide(gd.GuideType.EBNF_GRAMMAR, "root ::= nowhere")
     requests = [kit.context(kit.JSON), kit.context(bad, slot=1)]
     decoder.submit(requests)
     assert [request_id for request_id, _ in kit.step(decoder, *requests)] == [1]

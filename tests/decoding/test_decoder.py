@@ -341,7 +341,7 @@ def test_counts_that_are_not_the_batch(kit, factory, counts):
     with pytest.raises(ValueError, match=r"num_accepted_tokens must be int32 \[2\]"):
         kit.settle(decoder, *counts)
     assert decoder.num_advanced_tokens == [2, 2]
-    with pytest.raises(ValueError, match="torch.int64"):
+    with pytest.raises(ValueError, match=r"torch.int64"):
         decoder.rollback_rejected_batch(torch.ones(2, dtype=torch.int64))
     with pytest.raises(ValueError, match="new_tokens must be int32"):
         decoder.add_draft_batch(torch.ones(3, dtype=torch.int32), torch.ones(2, dtype=torch.int32))

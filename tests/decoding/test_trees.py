@@ -62,7 +62,8 @@ def test_rows_of_refused_nodes_stay_open_on_request(kit, factory):
 
 
 @pytest.mark.parametrize(
-    ("emitted", "nodes", "consumed"), [(1, [], "{"), (2, [1], '{"'), (3, [1, 4], '{"b'), (2, [2], "{}"), (3, [2, 5], "{}$")]
+    ("emitted", "nodes", "consumed"),
+    [(1, [], "{"), (2, [1], '{"'), (3, [1, 4], '{"b'), (2, [2], "{}"), (3, [2, 5], "{}$")],
 )
 def test_the_accepted_path_is_replayed(kit, factory, emitted, nodes, consumed):
     decoder = tree_step(kit, factory, PARENTS, TEXT)
