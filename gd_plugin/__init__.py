@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     )
     from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, register_backend
     from gd_plugin.grammars.compiler import CacheInfo, GrammarMatcherFactory
+    from gd_plugin.grammars.linting import LintReport, lint
     from gd_plugin.grammars.matcher import EngineMatcher, GrammarMatcher
+    from gd_plugin.grammars.validation import Verdict, validate
     from gd_plugin.grammars.vocabulary import Vocabulary
     from gd_plugin.guides.guide import Guide, GuideType, Reasoning
     from gd_plugin.guides.report import Problem
@@ -63,6 +65,7 @@ _HOMES = {
     "GuidedRequest": "gd_plugin.decoding.requests",
     "GuidedRequests": "gd_plugin.decoding.requests",
     "InvalidGuideError": "gd_plugin.errors",
+    "LintReport": "gd_plugin.grammars.linting",
     "MatcherError": "gd_plugin.errors",
     "Problem": "gd_plugin.guides.report",
     "Reasoning": "gd_plugin.guides.guide",
@@ -71,13 +74,16 @@ _HOMES = {
     "TokenRejectedError": "gd_plugin.errors",
     "UnsatisfiableGuideError": "gd_plugin.errors",
     "UnsupportedGuideError": "gd_plugin.errors",
+    "Verdict": "gd_plugin.grammars.validation",
     "VocabShard": "gd_plugin.masks.shard",
     "Vocabulary": "gd_plugin.grammars.vocabulary",
     "VocabularyError": "gd_plugin.errors",
     "allocate_token_bitmask": "gd_plugin.masks.bitmask",
     "apply_token_bitmask_": "gd_plugin.masks.apply",
+    "lint": "gd_plugin.grammars.linting",
     "register_backend": "gd_plugin.grammars.backends.registry",
     "row_has_valid_token": "gd_plugin.masks.bitmask",
+    "validate": "gd_plugin.grammars.validation",
 }
 
 __all__ = [
@@ -102,6 +108,7 @@ __all__ = [
     "GuidedRequest",
     "GuidedRequests",
     "InvalidGuideError",
+    "LintReport",
     "MatcherError",
     "Problem",
     "Reasoning",
@@ -110,14 +117,17 @@ __all__ = [
     "TokenRejectedError",
     "UnsatisfiableGuideError",
     "UnsupportedGuideError",
+    "Verdict",
     "VocabShard",
     "Vocabulary",
     "VocabularyError",
     "__version__",
     "allocate_token_bitmask",
     "apply_token_bitmask_",
+    "lint",
     "register_backend",
     "row_has_valid_token",
+    "validate",
 ]
 
 

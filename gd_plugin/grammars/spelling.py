@@ -72,6 +72,16 @@ class Speller:
         """Yield the tokens that hold `part` anywhere."""
         return (token_id for text, token_id in zip(self._texts, self._ids, strict=True) if part in text)
 
+    def spelled_length(self, text: bytes) -> int:
+        """Return the length of the longest prefix of `text` that tokens can spell."""
+        reached = {0}
+        for begin in range(len(text)):
+            if begin in reached:
+                for end in range(begin + 1, min(len(text), begin + self._longest) + 1):
+                    if end not in reached and next(self.equal_to(text[begin:end]), None) is not None:
+                        reached.add(end)
+        return max(reached)
+
     def spell(self, text: bytes) -> list[int] | None:
         """Return tokens that spell `text`, few and long ones first, or None if there are none."""
         # from the end back: (tokens to the end, the next token, where it ends) of the best spelling from each position

@@ -68,6 +68,10 @@ class Grammar:
                 stack.extend(references(rules[name]))
         return Grammar(kept, self.start)
 
+    def mapped(self, change: Callable[[Node], Node]) -> "Grammar":
+        """Return the grammar with every leaf of its expressions changed."""
+        return Grammar({name: _rewrite(node, change) for name, node in self.rules.items()}, self.start)
+
     def empty_rules(self) -> frozenset[str]:
         """Return the rules that derive the empty text."""
         found: frozenset[str] = frozenset()
