@@ -99,6 +99,7 @@ _lock = threading.Lock()
 _factories: dict[str, BackendFactory] = {
     "xgrammar": _builtin("gd_plugin.grammars.backends.xgrammar", "xgrammar", "xgrammar>=0.2.8"),
     "llguidance": _builtin("gd_plugin.grammars.backends.llguidance", "llguidance", "llguidance>=1.7"),
+    "outlines_core": _builtin("gd_plugin.grammars.backends.outlines_core", "outlines_core", "outlines-core>=0.2.14"),
 }
 
 
