@@ -122,7 +122,8 @@ def test_contract_on_real_vocabularies(
 ) -> None:
     vocabulary = real_vocabulary(tokenizer, vocab_size)
     backend = make(engine, vocabulary)
-    for name in ("any JSON", "choice", "text"):
+    # outlines-core builds an index for minutes where the others take milliseconds
+    for name in ("choice",) if engine == "outlines_core" else ("any JSON", "choice"):
         if not backend.problems(GUIDES[name]):
             create = backend.compile(GUIDES[name]).create_matcher
             for check in CONTRACT_CHECKS:
