@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from gd_plugin.errors import GuideTooLargeError, InvalidGuideError, UnsatisfiableGuideError
 from gd_plugin.guides.ebnf import parse_ebnf
+from gd_plugin.guides.lark import parse_lark
 from gd_plugin.guides.regex import parse_regex
 from gd_plugin.guides.structural_tag import parse_structural_tag
 from gd_plugin.guides.tools import tools_to_structural_tag
@@ -146,6 +147,22 @@ class Guide:
         # before stripping, so that errors name the caller's lines
         parse_ebnf(text, start)
         return cls(GuideType.EBNF_GRAMMAR, text.strip(), start=start)
+
+    @classmethod
+    def lark(cls, text: str) -> "Guide":
+        """Text derived from the rule `start` of a Lark grammar; guides/lark.py says what is read and what it means.
+
+        Raises:
+            InvalidGuideError: syntax, an undefined or duplicate rule, no rule `start`; names line and column.
+            UnsupportedGuideError: templates, tokens by name and other extensions.
+            UnsatisfiableGuideError: no text matches.
+            GuideTooLargeError: nested or repeated too deeply.
+        """
+        _require_text(text, "a Lark grammar")
+        text = text.replace("\r\n", "\n")
+        # before stripping, so that errors name the caller's lines
+        parse_lark(text)
+        return cls(GuideType.LARK_GRAMMAR, text.strip(), start="start")
 
     @classmethod
     def structural_tag(cls, spec: Any) -> "Guide":
@@ -280,11 +297,10 @@ class Guide:
             GuideType.JSON_SCHEMA: cls.json_schema,
             GuideType.REGEX: cls.regex,
             GuideType.EBNF_GRAMMAR: lambda value: cls.ebnf(value, start=record.get("start", "root")),
+            GuideType.LARK_GRAMMAR: cls.lark,
             GuideType.CHOICE: cls.choice,
             GuideType.STRUCTURAL_TAG: cls.structural_tag,
         }
-        if kind not in builders:
-            raise InvalidGuideError(f"#/{kind.value}: this version cannot read {kind.value} guides", keyword=kind.value)
         guide: Guide = builders[kind](record[kind.value])
         reasoning = record.get("reasoning")
         if reasoning is None:

@@ -11,11 +11,12 @@ from gd_plugin.guides.ebnf import parse_ebnf
 from gd_plugin.guides.expression import Literal, Node, either, used_ranges
 from gd_plugin.guides.grammar import Grammar, one_rule
 from gd_plugin.guides.guide import Guide, GuideType
+from gd_plugin.guides.lark import parse_lark
 from gd_plugin.guides.regex import parse_regex
 
 __all__ = ["TEXT_KINDS", "language_of", "unused_character"]
 
-TEXT_KINDS = frozenset({GuideType.REGEX, GuideType.CHOICE, GuideType.EBNF_GRAMMAR})
+TEXT_KINDS = frozenset({GuideType.REGEX, GuideType.CHOICE, GuideType.EBNF_GRAMMAR, GuideType.LARK_GRAMMAR})
 _LAST_ASCII = 0x7F
 
 
@@ -33,6 +34,8 @@ def language_of(guide: Guide) -> Grammar:
         return one_rule(either(Literal(option) for option in guide.options()))
     if guide.guide_type is GuideType.EBNF_GRAMMAR:
         return parse_ebnf(guide.guide, guide.start)
+    if guide.guide_type is GuideType.LARK_GRAMMAR:
+        return parse_lark(guide.guide)
     raise TypeError(f"a {guide.guide_type.value} guide is not a grammar over characters")
 
 
