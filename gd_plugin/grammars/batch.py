@@ -1,19 +1,23 @@
 """One call fills the rows of a step, and one matcher's failure stays in its row.
 
 In:  matchers of any backend, a bitmask, the row of each.      Out: filled rows, and the errors of the rest by position.
+Where an engine's own threads beat a loop, rows go to them in one call: whoever cannot (another kind of matcher, one that
+has terminated or is in use, an engine that fails as a whole) is filled one by one.
 """
 
+import os
 from collections.abc import Sequence
 
 import torch
 
-from gd_plugin.grammars.matcher import GrammarMatcher
+from gd_plugin.errors import MatcherError
+from gd_plugin.grammars.matcher import EngineMatcher, GrammarMatcher
 
 __all__ = ["fill_next_token_bitmasks"]
 
 
 def fill_next_token_bitmasks(
-    matchers: Sequence[GrammarMatcher], bitmask: torch.Tensor, indices: Sequence[int]
+    matchers: Sequence[GrammarMatcher], bitmask: torch.Tensor, indices: Sequence[int], *, num_threads: int | None = None
 ) -> dict[int, Exception]:
     """Fill row `indices[i]` of `bitmask` from `matchers[i]`, for all i.
 
@@ -21,6 +25,7 @@ def fill_next_token_bitmasks(
         matchers: one a row; several rows may not share one.
         bitmask: int32 [rows, >=W] on the CPU.
         indices: row of each matcher.
+        num_threads: threads to use; None is one a core, 1 never starts one.
 
     Returns:
         Position in `matchers` -> error, for the rows that could not be filled; their content is undefined. All others
@@ -31,10 +36,87 @@ def fill_next_token_bitmasks(
     """
     if len(matchers) != len(indices):
         raise ValueError(f"{len(matchers)} matchers need as many rows, got {len(indices)} indices")
+    if num_threads is None:
+        num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     errors: dict[int, Exception] = {}
+    together: set[int] = set()
+    if num_threads > 1 and len(matchers) >= _least_break_even(matchers):
+        for kind, positions in _by_kind(matchers, bitmask, indices).items():
+            if len(positions) >= (kind.batch_break_even or len(matchers) + 1):
+                together |= _fill_together(kind, matchers, bitmask, indices, positions, num_threads, errors)
     for position, (matcher, index) in enumerate(zip(matchers, indices, strict=True)):
-        try:
-            matcher.fill_next_token_bitmask(bitmask, index)
-        except Exception as error:
-            errors[position] = error
+        if position not in together:
+            try:
+                matcher.fill_next_token_bitmask(bitmask, index)
+            except Exception as error:
+                errors[position] = error
     return errors
+
+
+def _least_break_even(matchers: Sequence[GrammarMatcher]) -> int:
+    kinds = {type(matcher) for matcher in matchers}
+    sizes = [kind.batch_break_even for kind in kinds if issubclass(kind, EngineMatcher)]
+    return min((size for size in sizes if size is not None), default=len(matchers) + 1)
+
+
+def _by_kind(
+    matchers: Sequence[GrammarMatcher], bitmask: torch.Tensor, indices: Sequence[int]
+) -> dict[type[EngineMatcher], list[int]]:
+    """Return the positions that an engine may fill in one call: what it would check itself, or would not."""
+    kinds: dict[type[EngineMatcher], list[int]] = {}
+    if not isinstance(bitmask, torch.Tensor) or bitmask.dtype != torch.int32 or not bitmask.is_cpu:
+        return kinds
+    if bitmask.ndim != 2 or not bitmask.is_contiguous():
+        return kinds
+    rows, words = bitmask.shape
+    seen: set[int] = set()
+    for position, matcher in enumerate(matchers):
+        if (
+            isinstance(matcher, EngineMatcher)
+            and matcher._num_words == words
+            and not matcher._terminated
+            and 0 <= indices[position] < rows
+            and id(matcher) not in seen
+        ):
+            seen.add(id(matcher))
+            kinds.setdefault(type(matcher), []).append(position)
+    return kinds
+
+
+def _fill_together(
+    kind: type[EngineMatcher],
+    matchers: Sequence[GrammarMatcher],
+    bitmask: torch.Tensor,
+    indices: Sequence[int],
+    positions: list[int],
+    num_threads: int,
+    errors: dict[int, Exception],
+) -> set[int]:
+    """Fill the rows of `positions` in one call and return those that are dealt with, filled or in `errors`."""
+    held: list[EngineMatcher] = []
+    done: list[int] = []
+    try:
+        for position in positions:
+            matcher = matchers[position]
+            # one in use is left to the loop, which says so
+            if isinstance(matcher, EngineMatcher) and matcher._busy.acquire(False):
+                held.append(matcher)
+                done.append(position)
+        rows = [indices[position] for position in done]
+        try:
+            failed = kind._engine_fill_many(held, bitmask, rows, num_threads)
+        except Exception:
+            return set()
+        words = bitmask.numpy()
+        for i, matcher in enumerate(held):
+            if i in failed:
+                errors[done[i]] = failed[i]
+                continue
+            try:
+                matcher._finish_row(words[rows[i]])
+            except MatcherError as error:
+                errors[done[i]] = error
+        return set(done)
+    finally:
+        for matcher in held:
+            matcher._busy.release()

@@ -11,6 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from operator import index
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -117,12 +118,20 @@ def _check_bitmask(bitmask: torch.Tensor, index: int, num_words: int) -> None:
         raise ValueError(f"bitmask must have stride 1 along its words, got {bitmask.stride(1)}")
 
 
+# bitmask, its address and shape, and numpy's view of it; replaced as a whole, so threads see one or the other
+_last_view: tuple[torch.Tensor, int, torch.Size, npt.NDArray[np.int32]]
+_last_view = (_nothing := torch.empty((0, 0), dtype=torch.int32), 0, _nothing.shape, _nothing.numpy())
+
+
 class EngineMatcher(GrammarMatcher):
     """Base of the adapters: does what the contract says, given the six hooks below.
 
     Hooks see text tokens only, never a stop token, and only while the matcher is not terminated. One runs at a time:
     a second thread that calls while one is inside gets a `MatcherError`, and the engine never sees two at once.
     """
+
+    # matchers of one step from which `_engine_fill_many` beats a loop; None: never
+    batch_break_even: ClassVar[int | None] = None
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -142,6 +151,23 @@ class EngineMatcher(GrammarMatcher):
     @abstractmethod
     def _engine_fill(self, row: npt.NDArray[np.int32]) -> None:
         """Write the legal text tokens into contiguous int32 [W]; stop and stray bits may hold anything."""
+
+    @classmethod
+    def _engine_fill_many(
+        cls, matchers: "Sequence[Any]", bitmask: torch.Tensor, indices: Sequence[int], num_threads: int
+    ) -> dict[int, Exception]:
+        """Do `_engine_fill` for all `matchers` of this class on the engine's own threads.
+
+        Args:
+            matchers: all of this class and different.
+            bitmask: contiguous int32 [rows, W].
+            indices: a row for each matcher.
+            num_threads: threads to use.
+
+        Returns:
+            Position in `matchers` -> error; the other rows are filled. What it raises makes the caller loop.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def _engine_accepting(self) -> bool:
@@ -197,9 +223,7 @@ class EngineMatcher(GrammarMatcher):
 
     def fill_next_token_bitmask(self, bitmask: torch.Tensor, index: int) -> None:
         """See `GrammarMatcher.fill_next_token_bitmask`."""
-        _check_bitmask(bitmask, index, self._num_words)
-        # numpy's view of a row costs a tenth of torch's
-        row: npt.NDArray[np.int32] = bitmask.numpy()[index]
+        row = self._row(bitmask, index)
         self._enter()
         try:
             if self._terminated:
@@ -210,10 +234,31 @@ class EngineMatcher(GrammarMatcher):
         finally:
             self._busy.release()
 
+    def _row(self, bitmask: torch.Tensor, index: int) -> npt.NDArray[np.int32]:
+        """Return a row as numpy's view, or raise the ValueError that the contract promises.
+
+        Checking a bitmask and asking torch for a view take longer than most fills. Steps fill one bitmask again and
+        again, so the last one is remembered, by its object and all that could be changed about it in place.
+        """
+        global _last_view
+        known, pointer, shape, words = _last_view
+        if (
+            bitmask is not known
+            or bitmask.data_ptr() != pointer
+            or bitmask.shape != shape
+            or shape[1] < self._num_words
+            or not 0 <= index < shape[0]
+        ):
+            _check_bitmask(bitmask, index, self._num_words)
+            words = bitmask.numpy()
+            _last_view = (bitmask, bitmask.data_ptr(), bitmask.shape, words)
+        row: npt.NDArray[np.int32] = words[index]
+        return row
+
     def _finish_row(self, row: npt.NDArray[np.int32]) -> None:
         """Clear what lies past the vocabulary and set the stop tokens' bits as the contract says."""
         vocabulary = self._vocabulary
-        if vocabulary.vocab_size % 32:
+        if vocabulary.vocab_size & 31:
             row[self._num_words - 1] &= vocabulary.tail_word
         if len(row) > self._num_words:
             row[self._num_words :] = 0
@@ -271,5 +316,5 @@ class EngineMatcher(GrammarMatcher):
         return self._num_tokens
 
     def _enter(self) -> None:
-        if not self._busy.acquire(blocking=False):
+        if not self._busy.acquire(False):
             raise MatcherError("this matcher is in use in another thread; give each thread its own with fork()")

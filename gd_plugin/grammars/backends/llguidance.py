@@ -7,14 +7,18 @@ and what cannot be (a dead end found while a row is filled, a limit) is repaired
 Sources: llguidance 1.9.1, its stubs and docs/syntax.md, and experiment.
 """
 
+import ctypes
 import json
 import re
 import weakref
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import llguidance
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.errors import (
@@ -77,6 +81,9 @@ class LLGuidanceMatcher(EngineMatcher):
     refused (1.9.1). A rollback takes the last checkpoint before it and consumes what is left.
     """
 
+    # two cores, 49k tokens: the executor is 2.0 to 2.3 times as fast as a loop at 64 rows
+    batch_break_even = 32
+
     def __init__(self, vocabulary: Vocabulary, start: Any) -> None:
         super().__init__(vocabulary)
         self._start = start
@@ -92,7 +99,10 @@ class LLGuidanceMatcher(EngineMatcher):
         if len(self._history) % _CHECKPOINT_TOKENS == 0:
             self._add_checkpoint()
         # not consume_token: a token refused there leaves the engine in an error for good
-        accepted = bool(engine.try_consume_tokens([token_id]) == 1)
+        try:
+            accepted = bool(engine.try_consume_tokens([token_id]) == 1)
+        except Exception as error:
+            raise _matcher_error(error) from error
         if engine.is_error():
             self._fail()
         if accepted:
@@ -124,14 +134,38 @@ class LLGuidanceMatcher(EngineMatcher):
         del self._history[num_tokens:]
 
     def _engine_fill(self, row: npt.NDArray[np.int32]) -> None:
-        engine = self._engine
-        engine.unsafe_compute_mask_ptr(row.__array_interface__["data"][0], row.nbytes)
-        if engine.is_error():
-            # in this state the engine's mask holds the stop tokens alone, which would end the text in silence
-            if not _is_dead_end(engine.get_error()):
-                self._fail()
-            self._move_to(len(self._history))
-            row[:] = 0
+        # a third of what row.ctypes.data costs
+        address = ctypes.addressof(ctypes.c_char.from_buffer(row.data))
+        try:
+            self._engine.unsafe_compute_mask_ptr(address, row.nbytes)
+        except Exception as error:
+            raise _matcher_error(error) from error
+        if self._engine.is_error():
+            self._repair_fill(row)
+
+    def _repair_fill(self, row: npt.NDArray[np.int32]) -> None:
+        # in an error the engine's mask holds the stop tokens alone, which would end the text in silence
+        if not _is_dead_end(self._engine.get_error()):
+            self._fail()
+        self._move_to(len(self._history))
+        row[:] = 0
+
+    @classmethod
+    def _engine_fill_many(
+        cls, matchers: "Sequence[LLGuidanceMatcher]", bitmask: torch.Tensor, indices: Sequence[int], num_threads: int
+    ) -> dict[int, Exception]:
+        engines = [(matcher._engine, index) for matcher, index in zip(matchers, indices, strict=True)]
+        _executor(num_threads).unsafe_compute_mask_ptr(
+            engines, bitmask.data_ptr(), bitmask.shape[1] * bitmask.element_size(), bitmask.shape[0]
+        )
+        errors: dict[int, Exception] = {}
+        for position, matcher in enumerate(matchers):
+            if matcher._engine.is_error():
+                try:
+                    matcher._repair_fill(bitmask[indices[position]].numpy())
+                except MatcherError as error:
+                    errors[position] = error
+        return errors
 
     def _fail(self) -> None:
         """Repair the engine and raise its error."""
@@ -239,6 +273,12 @@ class LLGuidanceBackend(Backend):
         return json.dumps({**schema, "x-guidance": options})
 
 
+@lru_cache(maxsize=4)
+def _executor(num_threads: int) -> Any:
+    """Return the engine's thread pool of that size."""
+    return llguidance.LLExecutor(num_threads)
+
+
 def _engine_tokenizer(vocabulary: Vocabulary) -> Any:
     """Return the engine's view of the vocabulary. Two threads may both build it; either result is good."""
     tokenizer = _tokenizers.get(vocabulary)
@@ -294,6 +334,10 @@ def _first_line(message: str) -> str:
 
 def _is_dead_end(message: str) -> bool:
     return message.startswith("NoExtension")
+
+
+def _matcher_error(error: Exception) -> MatcherError:
+    return MatcherError(f"llguidance failed while matching: {_first_line(str(error)) or type(error).__name__}")
 
 
 def _guide_error(guide: Guide, message: str) -> GuideError:

@@ -11,10 +11,12 @@ import json
 import os
 import re
 import weakref
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import xgrammar
 
 from gd_plugin.config import GuidedDecodingConfig
@@ -67,6 +69,10 @@ def create_backend(vocabulary: Vocabulary, config: GuidedDecodingConfig) -> Back
 class XGrammarMatcher(EngineMatcher):
     """One request's xgrammar matcher."""
 
+    # two cores, 49k tokens: the engine's pool, built anew for each call, is 0.7 to 1.0 times as fast as a loop at 32 to
+    # 64 rows and 1.7 times at 256
+    batch_break_even = 256
+
     def __init__(self, vocabulary: Vocabulary, engine: Any) -> None:
         super().__init__(vocabulary)
         self._engine = engine
@@ -89,6 +95,14 @@ class XGrammarMatcher(EngineMatcher):
             self._engine.fill_next_token_bitmask(row, 0)
         except Exception as error:
             raise _matcher_error(error) from error
+
+    @classmethod
+    def _engine_fill_many(
+        cls, matchers: "Sequence[XGrammarMatcher]", bitmask: torch.Tensor, indices: Sequence[int], num_threads: int
+    ) -> dict[int, Exception]:
+        pool = xgrammar.BatchGrammarMatcher(max_threads=num_threads)
+        pool.batch_fill_next_token_bitmask([matcher._engine for matcher in matchers], bitmask, list(indices))
+        return {}
 
     def _engine_accepting(self) -> bool:
         # not the stop bit of the mask, which can be set before the text is complete (regex "<.+?>" after "<>")
