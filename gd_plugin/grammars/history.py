@@ -157,6 +157,12 @@ class MatcherTree:
         node.mask_row = row
         node.first_legal = first_legal
 
+    def drop_mask(self, node: Node) -> None:
+        """Give the node's mask back, if it has one; `needs_mask` is true of it then."""
+        if node.mask_row >= 0:
+            self._pool.give_back(node.mask_row)
+            node.mask_row = -1
+
     def fail(self, node: Node, error: Exception) -> None:
         """Declare a node dead, with the reason; its matcher may be broken and is thrown away."""
         if node.matcher is not None:
@@ -188,7 +194,7 @@ class MatcherTree:
                 node = node.parent
         for node in live:
             if node.depth < floor:
-                self._drop_mask(node)
+                self.drop_mask(node)
                 for token_id in [token for token, child in node.children.items() if child not in live]:
                     self._drop_subtree(node.children.pop(token_id))
         for node in self._seats[:]:
@@ -293,16 +299,11 @@ class MatcherTree:
         node.matcher = None
         self._seats.remove(node)
 
-    def _drop_mask(self, node: Node) -> None:
-        if node.mask_row >= 0:
-            self._pool.give_back(node.mask_row)
-            node.mask_row = -1
-
     def _drop_subtree(self, top: Node) -> None:
         stack = [top]
         while stack:
             node = stack.pop()
-            self._drop_mask(node)
+            self.drop_mask(node)
             if node.matcher is not None:
                 self._unseat(node)
             stack.extend(node.children.values())

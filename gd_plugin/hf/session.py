@@ -106,6 +106,8 @@ class Session:
         self._trees = list(trees.values())
         self.nodes: list[Node | None] = [None if tree is None else tree.root for tree in self._row_trees]
         self.generated: Ids = np.empty((self.num_rows, 0), dtype=np.int64)
+        # drafts in use: masks of histories that were left will be asked for again
+        self._revisits = False
 
     def continues(self, ids: Ids) -> bool:
         """Tell whether `ids` can be the next call of the same `generate`.
@@ -130,6 +132,7 @@ class Session:
                 (node, [token]) for node, token in zip(self.nodes, last, strict=True)
             ]
         else:
+            self._revisits = self._revisits or 0 < generated.shape[1] <= self.generated.shape[1]
             starts = self._locate(generated)
         nodes: list[Node | None] = [None] * self.num_rows
         for tree in self._trees:
@@ -148,6 +151,8 @@ class Session:
                     nodes[row] = node
             for row, node in zip(rows, tree.step(moves), strict=True):
                 nodes[row] = node
+        if not self._revisits:
+            self._drop_left_masks(nodes)
         self.nodes = nodes
         self.generated = generated.copy()
         return nodes
@@ -238,6 +243,13 @@ class Session:
         alike = (ends == tail).all(axis=1).tolist()
         yield from (r for r, same in zip(others, alike, strict=True) if same)
         yield from (r for r, same in zip(others, alike, strict=True) if not same)
+
+    def _drop_left_masks(self, nodes: list[Node | None]) -> None:
+        """Give back the masks of the last step, so that this one is filled where the cache is still warm."""
+        current = set(nodes)
+        for node, tree in zip(self.nodes, self._row_trees, strict=True):
+            if node is not None and tree is not None and node not in current:
+                tree.drop_mask(node)
 
     def _fill_masks(self) -> None:
         waiting: dict[Node, MatcherTree] = {}
