@@ -104,7 +104,7 @@ def test_a_broken_guide_is_refused_before_the_first_step(
 
 
 def test_a_tokenizer_of_another_model_is_refused(kit: Kit) -> None:
-    with pytest.raises(gd.VocabularyError, match="259.*49152|49152.*259"):
+    with pytest.raises(gd.VocabularyError, match=r"259 tokens.*49152 columns"):
         gd.GuidedLogitsProcessor(YES_NO, tokenizer=foreign_tokenizer(), model=kit.model)
     with pytest.raises(gd.VocabularyError, match="different models"):
         gd.GuidedLogitsProcessor(YES_NO, tokenizer=kit.tokenizer, model=kit.foreign[1])
@@ -314,7 +314,7 @@ def test_memory_with_drafts_and_beams(vocabulary: gd.Vocabulary) -> None:
     rows = [[1, ord('"')] for _ in range(4)]
     call(processor, [[1]] * 4)
     call(processor, rows)
-    for step in range(pick(1500, 6000)):
+    for step in range(pick(1000, 6000)):
         rows = [[*rng.choice(rows), rng.randrange(97, 123)] for _ in rows]
         out = call(processor, rows)
         assert all(ord("a") in legal(out, row) for row in range(4))
@@ -328,9 +328,9 @@ def test_memory_with_drafts_and_beams(vocabulary: gd.Vocabulary) -> None:
 
 
 def test_memory_over_many_calls(vocabulary: gd.Vocabulary) -> None:
-    """20,000 calls of one processor keep the state of the last one."""
+    """Any number of calls of one processor keep the state of the last one."""
     processor = by_hand(vocabulary, YES_NO)
-    for number in range(pick(4000, 20_000)):
+    for number in range(pick(1500, 20_000)):
         call(processor, [[number % 250]])
         call(processor, [[number % 250, ord("y")]])
     assert count_nodes(processor) <= 3
