@@ -192,7 +192,7 @@ def measure_lengths(peers: Peers, rounds: int, lengths: tuple[int, int]) -> list
         scores = torch.zeros(batch, COLUMNS)
         make = peers.makers("string")["gd_plugin"]
         contenders = {
-            str(length): lambda n=length, i=ids, s=scores, b=beams: direct_calls(make(), i, n, s, b)
+            str(length): lambda m=make, n=length, i=ids, s=scores, b=beams: direct_calls(m(), i, n, s, b)
             for length in lengths
         }
         measured = interleave(contenders, rounds)

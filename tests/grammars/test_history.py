@@ -113,18 +113,19 @@ class TreeMachine(RuleBasedStateMachine):
     def fill(self, wheres: list[Any]) -> None:
         """Fill the masks of a step and compare them with those of fresh matchers."""
         known = [self.known(where) for where in wheres]
-        kept = {node for node, _ in known}
+        waiting = {node: None for node, _ in known if self.tree.needs_mask(node)}
+        # all are seated before one is filled, as a step does it
+        matchers = [self.tree.seat(node, set(waiting)) for node in waiting]
+        for node, seated in zip(waiting, matchers, strict=True):
+            assert seated is not None
+            row = self.pool.take()
+            seated.fill_next_token_bitmask(self.pool.bitmask, row)
+            self.tree.add_mask(node, row, 0)
         for node, history in known:
             state, matcher = fresh(self.guide, history)
             assert node.state is state
             if state is not NodeState.LIVE:
                 continue
-            if self.tree.needs_mask(node):
-                seated = self.tree.seat(node, kept)
-                assert seated is not None
-                row = self.pool.take()
-                seated.fill_next_token_bitmask(self.pool.bitmask, row)
-                self.tree.add_mask(node, row, 0)
             expected = gd.allocate_token_bitmask(1, WIDTH)
             matcher.fill_next_token_bitmask(expected, 0)
             assert (self.pool.bitmask[node.mask_row] == expected[0]).all()
