@@ -57,7 +57,7 @@ class GuidedDecoder:
         shard: columns of the target's logits that this rank holds.
         draft_shard: columns of the draft's logits that this rank holds, counted in the draft vocabulary.
         group: process group whose ranks run the same requests; rank 0 decides when a grammar is attached.
-        config: `rows_behind_refused_draft`, `pin_memory`, `compile_timeout_s` are read here.
+        config: `rows_behind_refused_draft`, `pin_memory`, `compile_timeout_s`, `fill_threads` are read here.
         max_look_ahead: rows with at most this many legal tokens lose those behind which no token is legal, and any
             row loses a draft that leads there; 0 does not look ahead.
         defer: requests whose grammar is still being compiled are put into `deferred` instead of being waited for.
@@ -491,6 +491,7 @@ class GuidedDecoder:
             self._vocab_size,
             draft_words=self._draft_words(d2t) if batch.is_draft else None,
             max_look_ahead=self._max_look_ahead,
+            fill_threads=self._config.fill_threads,
         )
         failures += self._builder.build(batch, rows)
         if self._draft_step == last_step:

@@ -26,6 +26,7 @@ class RowWriter:
         vocab_size: bits that count.
         draft_words: int32 [W], the tokens that a pruned draft vocabulary can spell; None is all of them.
         max_look_ahead: rows with at most this many legal tokens lose those that lead to a row without any.
+        fill_threads: threads that fill rows; None is one a core where that pays.
     """
 
     def __init__(
@@ -36,7 +37,9 @@ class RowWriter:
         *,
         draft_words: npt.NDArray[np.int32] | None = None,
         max_look_ahead: int = 0,
+        fill_threads: int | None = None,
     ) -> None:
+        self._fill_threads = fill_threads
         self._bitmask = bitmask
         self._words: npt.NDArray[np.int32] = bitmask.numpy()
         self._token_mask = token_mask
@@ -48,7 +51,7 @@ class RowWriter:
 
     def fill(self, matchers: Sequence[GrammarMatcher], rows: Sequence[int]) -> dict[int, Exception]:
         """Fill one row of each matcher; return position -> error for those that could not."""
-        errors = fill_next_token_bitmasks(matchers, self._bitmask, rows)
+        errors = fill_next_token_bitmasks(matchers, self._bitmask, rows, num_threads=self._fill_threads)
         if self.max_look_ahead:
             for position, matcher in enumerate(matchers):
                 if position not in errors:
