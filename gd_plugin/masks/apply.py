@@ -9,7 +9,7 @@ masks/cpu.py, every other device the plain-torch definition in triton_kernels/re
 
 import torch
 
-from gd_plugin.masks.arguments import MaskArguments, check_arguments, check_out, unpack_shard
+from gd_plugin.masks.arguments import check_arguments, check_out, check_row_index, unpack_shard
 from gd_plugin.masks.cpu import apply_token_bitmask_cpu
 from gd_plugin.masks.shard import VocabShard
 
@@ -84,7 +84,7 @@ def _apply(
         return
     device_type = logits.device.type
     if device_type == "cpu":
-        _check_row_index(arguments)
+        check_row_index(arguments)
         apply_token_bitmask_cpu(logits, arguments, out)
     elif device_type == "cuda":  # ROCm's devices have this name too
         from gd_plugin.triton_kernels.logits_bitmask import launch
@@ -97,14 +97,6 @@ def _apply(
         if out is not logits:
             out.copy_(logits)
         out.masked_fill_(banned, float("-inf"))
-
-
-def _check_row_index(arguments: MaskArguments) -> None:
-    if arguments.row_index is None:
-        return
-    indices, num_rows = arguments.row_index.tolist(), arguments.bitmask.shape[0]
-    if min(indices) < -1 or max(indices) >= num_rows:
-        raise ValueError(f"row_index must be in [-1, {num_rows}), the rows of bitmask, got {indices[:20]}")
 
 
 def _operator_in_place(

@@ -12,7 +12,7 @@ import torch
 
 from gd_plugin.masks.shard import VocabShard
 
-__all__ = ["MaskArguments", "check_arguments", "check_out", "unpack_shard"]
+__all__ = ["MaskArguments", "check_arguments", "check_out", "check_row_index", "unpack_shard"]
 
 _LOGITS_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _FLAG_DTYPES = frozenset({torch.bool, torch.uint8, torch.int32})
@@ -91,7 +91,7 @@ def check_arguments(
         raise ValueError(f"bitmask must be int32 [rows, words], got {bitmask.dtype} {tuple(mask_shape)}")
     if bitmask.device != device:
         raise ValueError(f"bitmask is on {bitmask.device} but logits are on {device}; move it there first")
-    if mask_shape[1] > 1 and bitmask.stride(1) != 1:
+    if mask_shape[1] > 1 and bitmask.stride(1) != 1 and mask_shape[0]:
         raise ValueError(f"bitmask must have a last stride of 1, got strides {bitmask.stride()}; use .contiguous()")
     limit = 32 * mask_shape[1]
     if vocab_size is not None:
@@ -130,10 +130,19 @@ def check_out(logits: torch.Tensor, out: torch.Tensor) -> None:
     _check_strides("out", out)
 
 
+def check_row_index(arguments: MaskArguments) -> None:
+    """Raise ValueError if a row_index on the CPU names a row that does not exist; elsewhere this would synchronise."""
+    if arguments.row_index is None or arguments.row_index.shape[0] == 0:
+        return
+    indices, num_rows = arguments.row_index.tolist(), arguments.bitmask.shape[0]
+    if min(indices) < -1 or max(indices) >= num_rows:
+        raise ValueError(f"row_index must be in [-1, {num_rows}), the rows of bitmask, got {indices[:20]}")
+
+
 def _check_strides(name: str, tensor: torch.Tensor) -> None:
     row_stride, column_stride = tensor.stride()
     rows, columns = tensor.shape
-    if columns > 1 and column_stride != 1:
+    if columns > 1 and column_stride != 1 and rows:
         raise ValueError(f"{name} must have a last stride of 1, got strides {tensor.stride()}; use .contiguous()")
     if rows > 1 and row_stride < columns:
         raise ValueError(f"{name} has rows that overlap (strides {tensor.stride()}); use .contiguous()")
