@@ -31,9 +31,9 @@ SHIFTED: Final = 1
 D2T: Final = 2
 
 _ACCESS_BYTES: Final = 16
-_THREADS: Final = 128
+THREADS: Final = 128
 # columns a program handles, between what one pass of its threads moves and what its registers hold
-_MIN_CHUNKS, _MAX_CHUNKS = _THREADS, 8 * _THREADS
+_MIN_CHUNKS, _MAX_CHUNKS = THREADS, 8 * THREADS
 # programs wanted per multiprocessor before a program is given more columns
 _PROGRAMS_PER_SM: Final = 8
 # dtype -> (integer dtype of its width, -inf as that integer)
@@ -126,7 +126,7 @@ def logits_bitmask_kernel(
     row = program // blocks_per_row
     block = program % blocks_per_row
     guided, mask_row = guided_row(row, token_mask_ptr, row_index_ptr, HAS_TOKEN_MASK, HAS_ROW_INDEX)
-    if IN_PLACE:
+    if IN_PLACE:  # noqa: SIM102 - the outer test is settled at compile time, the inner one by the row
         if not guided:
             return
     # 64-bit: 16,384 rows of 151,936 columns are more than 2**31 elements
@@ -145,9 +145,7 @@ def logits_bitmask_kernel(
     readable = guided
     if HAS_ROW_INDEX:
         readable = guided & (mask_row < num_mask_rows)
-    bits = legal_bits(
-        columns, words_ptr, d2t_ptr, num_d2t, col_start, tl.where(readable, limit, 0), VARIANT, CHUNK
-    )
+    bits = legal_bits(columns, words_ptr, d2t_ptr, num_d2t, col_start, tl.where(readable, limit, 0), VARIANT, CHUNK)
     ALL: tl.constexpr = (1 << CHUNK) - 1
     if not IN_PLACE:
         bits = tl.where(guided, bits, ALL)
@@ -214,7 +212,8 @@ def launch(logits: torch.Tensor, arguments: MaskArguments, out: torch.Tensor, *,
             HAS_TOKEN_MASK=token_mask is not None,
             HAS_ROW_INDEX=row_index is not None,
             STORE_ONLY=in_place and (store_only or chunk == 1),
-            num_warps=_THREADS // 32,
+            num_warps=THREADS // 32,
+            enable_fp_fusion=False,
         )
 
 

@@ -10,9 +10,8 @@ from typing import Final
 import torch
 import triton
 import triton.language as tl
-
-from gd_plugin.masks.arguments import MaskArguments
 from gd_plugin.triton_kernels.logits_bitmask import (
+    THREADS,
     as_bytes,
     chunks_per_program,
     guided_row,
@@ -20,6 +19,8 @@ from gd_plugin.triton_kernels.logits_bitmask import (
     variant_of,
     widest_chunk,
 )
+
+from gd_plugin.masks.arguments import MaskArguments
 
 __all__ = ["launch_argmax"]
 
@@ -113,7 +114,8 @@ def launch_argmax(logits: torch.Tensor, arguments: MaskArguments) -> torch.Tenso
             NUM_CHUNKS=num_chunks,
             HAS_TOKEN_MASK=token_mask is not None,
             HAS_ROW_INDEX=row_index is not None,
-            num_warps=4,
+            num_warps=THREADS // 32,
+            enable_fp_fusion=False,
         )
     best = keys.amax(dim=1)
     return torch.where(best == _NOTHING, -1, _LAST_COLUMN - (best & 0xFFFFFFFF))
