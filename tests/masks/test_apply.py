@@ -86,9 +86,7 @@ def test_random_cases_equal_the_double_loop():
         elif shard is not None:
             limit = min(vocab, stop)
         out = None if rng.random() < 0.5 else torch.full_like(logits, float("nan"))
-        want = expected(
-            logits, bits, limit, col_start=col_start, token_mask=token_mask, row_index=row_index, d2t=local
-        )
+        want = expected(logits, bits, limit, col_start=col_start, token_mask=token_mask, row_index=row_index, d2t=local)
         got = apply_token_bitmask_(
             logits, pack(bits), token_mask, d2t, row_index=row_index, shard=shard, vocab_size=vocab, out=out
         )
@@ -230,9 +228,7 @@ def test_operators_pass_opcheck():
     torch.library.opcheck(
         operators.apply_token_bitmask_.default, (logits.clone(), mask, index, None, index, 3), {"vocab_size": 90}
     )
-    torch.library.opcheck(
-        operators.apply_token_bitmask_out.default, (logits, mask), {"out": torch.zeros_like(logits)}
-    )
+    torch.library.opcheck(operators.apply_token_bitmask_out.default, (logits, mask), {"out": torch.zeros_like(logits)})
 
 
 @pytest.mark.parametrize("shard", [None, VocabShard(1, 2, 200)], ids=["whole", "shard"])

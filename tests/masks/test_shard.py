@@ -1,5 +1,7 @@
 """VocabShard: default and free edges, equality, refusals."""
 
+from itertools import pairwise
+
 import pytest
 
 from gd_plugin.masks.shard import VocabShard
@@ -12,7 +14,7 @@ def test_default_edges_cover_the_vocabulary_in_order(total, world_size):
     columns = [column for shard in shards for column in range(shard.start, shard.stop)] if total < 100 else None
     assert shards[0].start == 0
     assert shards[-1].stop == total
-    assert all(left.stop == right.start for left, right in zip(shards, shards[1:], strict=False))
+    assert all(left.stop == right.start for left, right in pairwise(shards))
     assert columns is None or columns == list(range(total))
     width = -(-total // world_size)
     assert all(shard.start == min(shard.rank * width, total) for shard in shards)
