@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gd_plugin.hf.processor import GuidedLogitsProcessor
     from gd_plugin.hf.results import RowResult
     from gd_plugin.masks.apply import apply_token_bitmask_
+    from gd_plugin.masks.argmax import argmax_under_bitmask
     from gd_plugin.masks.bitmask import allocate_token_bitmask, row_has_valid_token
     from gd_plugin.masks.shard import VocabShard
 
@@ -80,6 +81,7 @@ _HOMES = {
     "VocabularyError": "gd_plugin.errors",
     "allocate_token_bitmask": "gd_plugin.masks.bitmask",
     "apply_token_bitmask_": "gd_plugin.masks.apply",
+    "argmax_under_bitmask": "gd_plugin.masks.argmax",
     "lint": "gd_plugin.grammars.linting",
     "register_backend": "gd_plugin.grammars.backends.registry",
     "row_has_valid_token": "gd_plugin.masks.bitmask",
@@ -124,6 +126,7 @@ __all__ = [
     "__version__",
     "allocate_token_bitmask",
     "apply_token_bitmask_",
+    "argmax_under_bitmask",
     "lint",
     "register_backend",
     "row_has_valid_token",
