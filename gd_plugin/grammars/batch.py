@@ -5,13 +5,12 @@ Where an engine's own threads beat a loop, rows go to them in one call: whoever 
 has terminated or is in use, an engine that fails as a whole) is filled one by one.
 """
 
-import os
 from collections.abc import Sequence
 
 import torch
 
 from gd_plugin.errors import MatcherError
-from gd_plugin.grammars.matcher import EngineMatcher, GrammarMatcher
+from gd_plugin.grammars.matcher import EngineMatcher, GrammarMatcher, num_cores
 
 __all__ = ["fill_next_token_bitmasks"]
 
@@ -36,51 +35,47 @@ def fill_next_token_bitmasks(
     """
     if len(matchers) != len(indices):
         raise ValueError(f"{len(matchers)} matchers need as many rows, got {len(indices)} indices")
-    if num_threads is None:
-        num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     errors: dict[int, Exception] = {}
     together: set[int] = set()
-    if num_threads > 1 and len(matchers) >= _least_break_even(matchers):
-        for kind, positions in _by_kind(matchers, bitmask, indices).items():
-            if len(positions) >= (kind.batch_break_even or len(matchers) + 1):
-                together |= _fill_together(kind, matchers, bitmask, indices, positions, num_threads, errors)
-    for position, (matcher, index) in enumerate(zip(matchers, indices, strict=True)):
+    if (num_threads or num_cores()) > 1:
+        for kind in set(map(type, matchers)):
+            if issubclass(kind, EngineMatcher) and len(matchers) >= (kind.batch_break_even or len(matchers) + 1):
+                positions = _fillable(kind, matchers, bitmask, indices)
+                if len(positions) >= (kind.batch_break_even or 0):
+                    together |= _fill_together(
+                        kind, matchers, bitmask, indices, positions, num_threads or num_cores(), errors
+                    )
+    for position, matcher in enumerate(matchers):
         if position not in together:
             try:
-                matcher.fill_next_token_bitmask(bitmask, index)
+                matcher.fill_next_token_bitmask(bitmask, indices[position])
             except Exception as error:
                 errors[position] = error
     return errors
 
 
-def _least_break_even(matchers: Sequence[GrammarMatcher]) -> int:
-    kinds = {type(matcher) for matcher in matchers}
-    sizes = [kind.batch_break_even for kind in kinds if issubclass(kind, EngineMatcher)]
-    return min((size for size in sizes if size is not None), default=len(matchers) + 1)
-
-
-def _by_kind(
-    matchers: Sequence[GrammarMatcher], bitmask: torch.Tensor, indices: Sequence[int]
-) -> dict[type[EngineMatcher], list[int]]:
-    """Return the positions that an engine may fill in one call: what it would check itself, or would not."""
-    kinds: dict[type[EngineMatcher], list[int]] = {}
+def _fillable(
+    kind: type[EngineMatcher], matchers: Sequence[GrammarMatcher], bitmask: torch.Tensor, indices: Sequence[int]
+) -> list[int]:
+    """Return the positions that the engine may fill in one call: it checks some of this differently, or not at all."""
     if not isinstance(bitmask, torch.Tensor) or bitmask.dtype != torch.int32 or not bitmask.is_cpu:
-        return kinds
+        return []
     if bitmask.ndim != 2 or not bitmask.is_contiguous():
-        return kinds
+        return []
     rows, words = bitmask.shape
     seen: set[int] = set()
+    found: list[int] = []
     for position, matcher in enumerate(matchers):
         if (
-            isinstance(matcher, EngineMatcher)
+            type(matcher) is kind
             and matcher._num_words == words
             and not matcher._terminated
             and 0 <= indices[position] < rows
             and id(matcher) not in seen
         ):
             seen.add(id(matcher))
-            kinds.setdefault(type(matcher), []).append(position)
-    return kinds
+            found.append(position)
+    return found
 
 
 def _fill_together(

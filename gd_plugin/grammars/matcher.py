@@ -7,9 +7,11 @@ EngineMatcher     owns stop tokens, termination, the token count and stray bits,
 Until termination the mask equals the accept set: a bit is 1 exactly when `accept_token` of that id would return True.
 """
 
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cache
 from operator import index
 from typing import Any, ClassVar
 
@@ -21,7 +23,7 @@ from gd_plugin.errors import MatcherError, RollbackError
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.masks.bitmask import num_mask_words
 
-__all__ = ["EngineMatcher", "GrammarMatcher", "checked_row"]
+__all__ = ["EngineMatcher", "GrammarMatcher", "checked_row", "num_cores"]
 
 
 class GrammarMatcher(ABC):
@@ -118,6 +120,12 @@ def _check_bitmask(bitmask: torch.Tensor, index: int, num_words: int) -> None:
         raise ValueError(f"bitmask must have stride 1 along its words, got {bitmask.stride(1)}")
 
 
+@cache
+def num_cores() -> int:
+    """Return the cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 # bitmask, its address and shape, and numpy's view of it; replaced as a whole, so threads see one or the other
 _last_view: tuple[torch.Tensor, int, torch.Size, npt.NDArray[np.int32]]
 _last_view = (_nothing := torch.empty((0, 0), dtype=torch.int32), 0, _nothing.shape, _nothing.numpy())
@@ -135,6 +143,11 @@ class EngineMatcher(GrammarMatcher):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
+        # read for each token and row
+        self._vocab_size = vocabulary.vocab_size
+        self._stop_token_set = vocabulary.stop_token_set
+        self._special_token_ids = vocabulary.special_token_ids
+        self._stop_words = [(word, bits, ~bits) for word, bits in vocabulary.stop_words]
         self._num_words = num_mask_words(vocabulary.vocab_size)
         self._num_tokens = 0
         self._terminated = False
@@ -189,15 +202,16 @@ class EngineMatcher(GrammarMatcher):
         """See `GrammarMatcher.accept_token`."""
         # numbers of other libraries hash differently; what is no whole number is a TypeError
         token_id = index(token_id)
-        self._enter()
+        if not self._busy.acquire(False):
+            raise _in_use()
         try:
-            if self._terminated or not 0 <= token_id < self._vocabulary.vocab_size:
+            if self._terminated or not 0 <= token_id < self._vocab_size:
                 return False
-            if token_id in self._vocabulary.stop_token_set:
+            if token_id in self._stop_token_set:
                 if not self._engine_accepting():
                     return False
                 self._terminated = True
-            elif token_id in self._vocabulary.special_token_ids or not self._engine_accept(token_id):
+            elif token_id in self._special_token_ids or not self._engine_accept(token_id):
                 return False
             self._num_tokens += 1
             return True
@@ -207,7 +221,8 @@ class EngineMatcher(GrammarMatcher):
     def rollback(self, num_tokens: int) -> None:
         """See `GrammarMatcher.rollback`."""
         num_tokens = index(num_tokens)
-        self._enter()
+        if not self._busy.acquire(False):
+            raise _in_use()
         try:
             if not 0 <= num_tokens <= self._num_tokens:
                 raise RollbackError(f"cannot roll back {num_tokens} tokens: {self._num_tokens} have been accepted")
@@ -224,7 +239,8 @@ class EngineMatcher(GrammarMatcher):
     def fill_next_token_bitmask(self, bitmask: torch.Tensor, index: int) -> None:
         """See `GrammarMatcher.fill_next_token_bitmask`."""
         row = self._row(bitmask, index)
-        self._enter()
+        if not self._busy.acquire(False):
+            raise _in_use()
         try:
             if self._terminated:
                 row[:] = 0
@@ -257,17 +273,13 @@ class EngineMatcher(GrammarMatcher):
 
     def _finish_row(self, row: npt.NDArray[np.int32]) -> None:
         """Clear what lies past the vocabulary and set the stop tokens' bits as the contract says."""
-        vocabulary = self._vocabulary
-        if vocabulary.vocab_size & 31:
-            row[self._num_words - 1] &= vocabulary.tail_word
+        if self._vocab_size & 31:
+            row[self._num_words - 1] &= self._vocabulary.tail_word
         if len(row) > self._num_words:
             row[self._num_words :] = 0
         legal = self._terminated or self._engine_accepting()
-        for word, bits in vocabulary.stop_words:
-            if legal:
-                row[word] |= bits
-            else:
-                row[word] &= ~bits
+        for word, bits, others in self._stop_words:
+            row[word] = row[word] | bits if legal else row[word] & others
 
     def is_terminated(self) -> bool:
         """See `GrammarMatcher.is_terminated`."""
@@ -275,7 +287,8 @@ class EngineMatcher(GrammarMatcher):
 
     def is_accepting(self) -> bool:
         """See `GrammarMatcher.is_accepting`."""
-        self._enter()
+        if not self._busy.acquire(False):
+            raise _in_use()
         try:
             return not self._terminated and self._engine_accepting()
         finally:
@@ -283,7 +296,8 @@ class EngineMatcher(GrammarMatcher):
 
     def fork(self) -> "GrammarMatcher":
         """See `GrammarMatcher.fork`."""
-        self._enter()
+        if not self._busy.acquire(False):
+            raise _in_use()
         try:
             twin = self._engine_fork()
             twin._num_tokens = self._num_tokens
@@ -294,7 +308,8 @@ class EngineMatcher(GrammarMatcher):
 
     def reset(self) -> None:
         """See `GrammarMatcher.reset`."""
-        self._enter()
+        if not self._busy.acquire(False):
+            raise _in_use()
         try:
             self._engine_reset()
             self._num_tokens = 0
@@ -304,7 +319,8 @@ class EngineMatcher(GrammarMatcher):
 
     def forced_text(self) -> bytes:
         """See `GrammarMatcher.forced_text`."""
-        self._enter()
+        if not self._busy.acquire(False):
+            raise _in_use()
         try:
             return b"" if self._terminated else self._engine_forced_text()
         finally:
@@ -315,6 +331,6 @@ class EngineMatcher(GrammarMatcher):
         """See `GrammarMatcher.num_tokens`."""
         return self._num_tokens
 
-    def _enter(self) -> None:
-        if not self._busy.acquire(False):
-            raise MatcherError("this matcher is in use in another thread; give each thread its own with fork()")
+
+def _in_use() -> MatcherError:
+    return MatcherError("this matcher is in use in another thread; give each thread its own with fork()")

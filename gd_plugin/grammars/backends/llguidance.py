@@ -11,8 +11,9 @@ import ctypes
 import json
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import count
 from typing import Any, Final, NamedTuple
 
 import llguidance
@@ -30,7 +31,7 @@ from gd_plugin.errors import (
     UnsupportedGuideError,
 )
 from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, embedded_problems
-from gd_plugin.grammars.matcher import EngineMatcher
+from gd_plugin.grammars.matcher import EngineMatcher, num_cores
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.grammar import to_lark
 from gd_plugin.guides.guide import Guide, GuideType
@@ -50,6 +51,8 @@ _CHECKPOINT_TOKENS: Final = 8
 _MAX_CHECKPOINTS: Final = 32
 # the engine does not tell: its lexer holds 1-2 kB a state, and thousands of states are common
 _BASE_NBYTES: Final = 1 << 20
+
+_MAX_STARTS: Final = 4
 
 _tokenizers: "weakref.WeakKeyDictionary[Vocabulary, Any]" = weakref.WeakKeyDictionary()
 
@@ -92,21 +95,18 @@ class LLGuidanceMatcher(EngineMatcher):
         self._checkpoints: list[_Checkpoint] = []
 
     def _engine_accept(self, token_id: int) -> bool:
-        engine = self._engine
-        # once its grammar is exhausted the engine takes end tokens only, any number of them
-        if engine.is_stopped():
-            return False
-        if len(self._history) % _CHECKPOINT_TOKENS == 0:
+        history = self._history
+        if len(history) % _CHECKPOINT_TOKENS == 0:
             self._add_checkpoint()
-        # not consume_token: a token refused there leaves the engine in an error for good
         try:
-            accepted = bool(engine.try_consume_tokens([token_id]) == 1)
+            # not consume_token: a token refused there leaves the engine in an error for good
+            accepted = bool(self._engine.try_consume_tokens([token_id]))
         except Exception as error:
             raise _matcher_error(error) from error
-        if engine.is_error():
-            self._fail()
         if accepted:
-            self._history.append(token_id)
+            history.append(token_id)
+        elif self._engine.is_error():
+            self._fail()
         return accepted
 
     def _add_checkpoint(self) -> None:
@@ -193,15 +193,23 @@ class LLGuidanceCompiledGrammar(CompiledGrammar):
 
     backend = _NAME
 
-    def __init__(self, guide: Guide, vocabulary: Vocabulary, start: Any) -> None:
+    def __init__(self, guide: Guide, vocabulary: Vocabulary, build: Callable[[], Any]) -> None:
         self.guide = guide
-        self.nbytes = _BASE_NBYTES + 16 * len(guide.guide)
         self._vocabulary = vocabulary
-        self._start = start
+        self._build = build
+        self._starts = [build()]
+        self._created = count()
+        # copies of an engine share its lexer behind a lock, so threads filling rows of copies wait for each other
+        self._num_starts = min(num_cores(), _MAX_STARTS)
+        self.nbytes = self._num_starts * (_BASE_NBYTES + 16 * len(guide.guide))
 
     def create_matcher(self) -> LLGuidanceMatcher:
-        """See `CompiledGrammar.create_matcher`."""
-        return LLGuidanceMatcher(self._vocabulary, self._start)
+        """See `CompiledGrammar.create_matcher`. The first few of a grammar build its engine anew, milliseconds each."""
+        turn = next(self._created) % self._num_starts
+        starts = self._starts
+        if turn >= len(starts):
+            starts.append(self._build())
+        return LLGuidanceMatcher(self._vocabulary, starts[turn] if turn < len(starts) else starts[-1])
 
 
 class LLGuidanceBackend(Backend):
@@ -234,15 +242,19 @@ class LLGuidanceBackend(Backend):
                 keyword=problem.keyword,
                 reasons={_NAME: problem.message},
             )
-        lark = self._lark(guide)
-        try:
-            # the constructor reports through is_error, never by raising, and prints unless log_level is 0
-            engine = llguidance.LLMatcher(self._tokenizer, _EXACT_MASKS + lark, log_level=0)
-        except Exception as error:
-            raise _guide_error(guide, str(error)) from error
-        if engine.is_error():
-            raise _guide_error(guide, engine.get_error())
-        return LLGuidanceCompiledGrammar(guide, self._vocabulary, engine)
+        lark = _EXACT_MASKS + self._lark(guide)
+
+        def build() -> Any:
+            try:
+                # the constructor reports through is_error, never by raising, and prints unless log_level is 0
+                engine = llguidance.LLMatcher(self._tokenizer, lark, log_level=0)
+            except Exception as error:
+                raise _guide_error(guide, str(error)) from error
+            if engine.is_error():
+                raise _guide_error(guide, engine.get_error())
+            return engine
+
+        return LLGuidanceCompiledGrammar(guide, self._vocabulary, build)
 
     def _lark(self, guide: Guide) -> str:
         if guide.guide_type is GuideType.JSON:
