@@ -1,0 +1,418 @@
+"""One way of satisfying a conjunction: per JSON type, what is left of it -> its shapes.
+
+In:  atoms (terms.py), one after the other.
+Out: `Branch.shapes`, with children as conjunctions that the graph turns into nodes.
+Kept here: merging is intersection, type by type; a key or item that nothing allows is left out of the shape.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from gd_plugin.errors import GuideTooLargeError, UnsupportedGuideError
+from gd_plugin.guides.schema.languages import EMPTY, Language, alt, both, is_empty, matches, negate, words
+from gd_plugin.guides.schema.numbers import ANY_NUMBER, Numbers, TooComplexError
+from gd_plugin.guides.schema.patterns import compile_pattern
+from gd_plugin.guides.schema.shapes import (
+    ArrayShape,
+    Contains,
+    Extra,
+    Literal,
+    NumberShape,
+    ObjectShape,
+    Shape,
+    TextShape,
+)
+from gd_plugin.guides.schema.terms import (
+    ALL_TYPES,
+    NEVER,
+    Bools,
+    Conjunction,
+    ContainsItem,
+    ItemCount,
+    Items,
+    KeyOutside,
+    Keys,
+    MemberCount,
+    Members,
+    Num,
+    Refuse,
+    Required,
+    Term,
+    Text,
+    Types,
+    Unevaluated,
+    Unique,
+)
+
+__all__ = ["Branch", "GraphView", "refusal"]
+
+_MAX_KEY_CLASSES = 64
+_MAX_PREFIX = 2000
+
+
+@dataclass
+class GraphView:
+    """What a branch asks of the graph.
+
+    Attributes:
+        node: the number of a conjunction's node.
+        key_language: the texts for which a conjunction holds.
+        finite_values: conjunctions of one value each that together equal a conjunction, or None.
+        additional_properties: the value where a schema is silent.
+    """
+
+    node: Callable[[Conjunction], int]
+    key_language: Callable[[Conjunction], Language]
+    finite_values: Callable[[Conjunction], list[Conjunction] | None]
+    additional_properties: bool
+
+
+def refusal(pointer: str, keyword: str, message: str) -> UnsupportedGuideError:
+    """The error for a keyword that has no normal form."""
+    return UnsupportedGuideError(
+        f"{pointer}: {message}; remove it or pass strict=False",
+        pointer=pointer,
+        keyword=keyword,
+        hint="remove it, or pass strict=False to have it dropped and listed",
+    )
+
+
+@dataclass
+class Branch:
+    """A conjunction of atoms, by type. `copy` before a choice."""
+
+    types: frozenset[str] = ALL_TYPES
+    bools: frozenset[bool] = frozenset({True, False})
+    numbers: Numbers = ANY_NUMBER
+    number_pointer: str = ""
+    texts: list[Language] = field(default_factory=list)
+    items: list[Items] = field(default_factory=list)
+    item_count: ItemCount = ItemCount()
+    contains: list[ContainsItem] = field(default_factory=list)
+    unique: Unique | None = None
+    members: list[Members] = field(default_factory=list)
+    required: dict[str, None] = field(default_factory=dict)
+    member_count: MemberCount = MemberCount()
+    keys: list[Conjunction] = field(default_factory=list)
+    keys_outside: list[KeyOutside] = field(default_factory=list)
+    unevaluated: list[Unevaluated] = field(default_factory=list)
+    refused: list[Refuse] = field(default_factory=list)
+
+    def copy(self) -> "Branch":
+        """An independent branch with the same atoms."""
+        return Branch(
+            self.types, self.bools, self.numbers, self.number_pointer, list(self.texts), list(self.items),
+            self.item_count, list(self.contains), self.unique, list(self.members), dict(self.required),
+            self.member_count, list(self.keys), list(self.keys_outside), list(self.unevaluated), list(self.refused),
+        )  # fmt: skip
+
+    def narrow(self, term: Term) -> bool:
+        """Add an atom; False when nothing is left."""
+        if isinstance(term, Types):
+            self.types &= term.names
+        elif isinstance(term, Bools):
+            self.bools &= term.values
+            self._drop_if("boolean", not self.bools)
+        elif isinstance(term, Num):
+            self.numbers = _intersect(self.numbers, term.numbers)
+            self.number_pointer = term.pointer or self.number_pointer
+            self._drop_if("number", self.numbers.is_empty())
+        elif isinstance(term, Text):
+            self.texts = [both(*self.texts, term.language)]
+            self._drop_if("string", self.texts[0] == EMPTY)
+        elif isinstance(term, ItemCount):
+            self.item_count = ItemCount(
+                max(self.item_count.low, term.low), _least(self.item_count.high, term.high)
+            )
+            self._drop_if("array", _crossed(self.item_count))
+        elif isinstance(term, MemberCount):
+            count = self.member_count
+            pointer = term.pointer if term.low > count.low else count.pointer
+            self.member_count = MemberCount(max(count.low, term.low), _least(count.high, term.high), pointer)
+            self._drop_if("object", _crossed(self.member_count))
+        elif isinstance(term, Required):
+            self.required.update(dict.fromkeys(term.keys))
+        elif isinstance(term, Unique):
+            self.unique = term
+        elif isinstance(term, Items):
+            self.items.append(term)
+        elif isinstance(term, Members):
+            self.members.append(term)
+        elif isinstance(term, ContainsItem):
+            self.contains.append(term)
+        elif isinstance(term, Keys):
+            self.keys.append(term.conjunction)
+        elif isinstance(term, KeyOutside):
+            self.keys_outside.append(term)
+        elif isinstance(term, Unevaluated):
+            self.unevaluated.append(term)
+        elif isinstance(term, Refuse):
+            self.refused.append(term)
+        return bool(self.types)
+
+    def _drop_if(self, name: str, dead: bool) -> None:
+        if dead:
+            self.types -= {name}
+
+    def shapes(self, graph: GraphView) -> Iterator[Shape]:
+        """The shapes of all types that are left.
+
+        Raises:
+            UnsupportedGuideError: a keyword that cannot be said matters here.
+        """
+        for refused in self.refused:
+            if refused.type_name in self.types:
+                raise refusal(refused.pointer, refused.keyword, refused.message)
+        if "null" in self.types:
+            yield Literal("null")
+        if "boolean" in self.types:
+            for value in sorted(self.bools):
+                yield Literal("true" if value else "false")
+        if "number" in self.types:
+            yield from self._number_shape()
+        if "string" in self.types:
+            language = both(*self.texts)
+            if is_empty(language) is not True:
+                yield TextShape(language)
+        if "array" in self.types:
+            shape = self._array_shape(graph)
+            if shape is not None:
+                yield shape
+        if "object" in self.types:
+            yield from self._object_shapes(graph)
+
+    def _number_shape(self) -> Iterator[NumberShape]:
+        numbers = self.numbers.settled()
+        if numbers.values == frozenset():
+            return
+        try:
+            language = numbers.language()
+        except TooComplexError as error:
+            pointer = self.number_pointer or "#"
+            raise refusal(pointer, pointer.rsplit("/", 1)[-1], f"cannot be written as a language: {error}") from error
+        if language != EMPTY:
+            yield NumberShape(numbers)
+
+    def _array_shape(self, graph: GraphView) -> ArrayShape | None:
+        entries = self.items
+        length = max((len(entry.prefix) for entry in entries), default=0)
+        if length > _MAX_PREFIX:
+            raise GuideTooLargeError(f"#: over {_MAX_PREFIX} fixed items", keyword="prefixItems", value=length)
+        prefix = [_join(self._item(entry, place) for entry in entries) for place in range(length)]
+        rest = _join(entry.rest or () for entry in entries)
+        for term in self.unevaluated:
+            if term.keyword == "unevaluatedItems":
+                seen = [entry for entry in entries if term.scope in entry.scopes]
+                if any(entry.rest is not None for entry in seen):
+                    continue
+                if self.contains:
+                    raise refusal(term.pointer, term.keyword, "beside contains has no normal form")
+                known = max((len(entry.prefix) for entry in seen), default=0)
+                prefix[known:] = [_join((items, term.conjunction)) for items in prefix[known:]]
+                rest = _join((rest, term.conjunction))
+        low, high = self.item_count.low, self.item_count.high
+        if NEVER[0] in rest:
+            high = _least(high, len(prefix))
+        if high is not None:
+            prefix = prefix[:high]
+            if low > high:
+                return None
+        contains = self._contains(graph, prefix, rest)
+        if contains is not None and high is not None and contains.low > high:
+            return None
+        choices = self._choices(graph, prefix, rest, high)
+        closed = NEVER[0] in rest or (high is not None and high <= len(prefix))
+        return ArrayShape(
+            tuple(map(graph.node, prefix)),
+            None if closed else graph.node(rest),
+            low,
+            high,
+            contains,
+            choices,
+        )
+
+    @staticmethod
+    def _item(entry: Items, place: int) -> Conjunction:
+        return entry.prefix[place] if place < len(entry.prefix) else entry.rest or ()
+
+    def _contains(self, graph: GraphView, prefix: list[Conjunction], rest: Conjunction) -> Contains | None:
+        if not self.contains:
+            return None
+        term = self.contains[0]
+        if len(self.contains) > 1 or prefix or self.unique:
+            raise refusal(term.pointer, "contains", "beside fixed or unique items, or twice, has no normal form")
+        return Contains(
+            graph.node(_join((rest, term.item))), term.low, term.high, graph.node(_join((rest, term.other)))
+        )
+
+    def _choices(
+        self, graph: GraphView, prefix: list[Conjunction], rest: Conjunction, high: int | None
+    ) -> tuple[int, ...] | None:
+        if self.unique is None or (high is not None and high <= 1):
+            return None
+        values = None if prefix else graph.finite_values(rest)
+        if values is None or len(values) > 10:
+            raise refusal(
+                self.unique.pointer, "uniqueItems", "is enforced only where an item is one of at most 10 known values"
+            )
+        return tuple(graph.node(value) for value in values)
+
+    def _object_shapes(self, graph: GraphView) -> Iterator[ObjectShape]:
+        count = self.member_count
+        names = both(*(graph.key_language(keys) for keys in self.keys))
+        declared = dict.fromkeys(key for entry in self.members for key, _ in entry.named)
+        declared.update(self.required)
+        maps = [dict(entry.named) for entry in self.members]
+        values = {
+            key: self._value(key, maps) if matches(names, key) else NEVER for key in declared
+        }
+        if any(NEVER[0] in values[key] for key in self.required):
+            return
+        extras = [
+            Extra(language, graph.node(conjunction)) for language, conjunction in self._key_classes(declared, names)
+        ]
+        fields = [
+            (key, graph.node(values[key]), key in self.required)
+            for key in declared
+            if NEVER[0] not in values[key]
+        ]
+        low = 0 if count.low <= len(self.required) else count.low
+        if count.high is not None and len(self.required) > count.high:
+            return
+        if low - len(self.required) > 1 and extras:
+            raise refusal(
+                count.pointer, "minProperties", "cannot be counted over free keys, which may be written twice"
+            )
+        for kept in self._with_keys_outside(fields, extras):
+            yield ObjectShape(tuple(kept), tuple(extras), low, count.high)
+
+    def _with_keys_outside(
+        self, fields: list[tuple[str, int, bool]], extras: list[Extra]
+    ) -> Iterator[list[tuple[str, int, bool]]]:
+        """The fields, in every way in which the languages of `keys_outside` have a key."""
+        options = [fields]
+        for term in self.keys_outside:
+            if any(is_empty(both(extra.keys, term.language)) is not True for extra in extras):
+                raise refusal(term.pointer, term.keyword, "asks for a key that is not named, which has no normal form")
+            options = [
+                [(key, node, must or key == wanted) for key, node, must in kept]
+                for kept in options
+                for wanted in (key for key, _, _ in kept if matches(term.language, key))
+            ]
+        yield from options
+
+    def _value(self, key: str, maps: list[dict[str, Conjunction]]) -> Conjunction:
+        """What holds for the value of a declared key."""
+        parts: list[Conjunction] = []
+        evaluated: set[int] = set()
+        mentioned = False
+        for entry, named in zip(self.members, maps, strict=True):
+            found = key in named
+            if found:
+                parts.append(named[key])
+            sure = found
+            for pattern, conjunction in entry.patterns:
+                languages = compile_pattern(pattern)
+                if matches(languages.wide, key):
+                    parts.append(conjunction)
+                    # where the dialects differ both readings hold
+                    sure |= matches(languages.narrow, key)
+            mentioned |= sure and entry.declares
+            if not sure and entry.additional is not None:
+                parts.append(entry.additional)
+            if sure or entry.additional is not None:
+                evaluated.update(entry.scopes)
+        for term in self.unevaluated:
+            if term.keyword == "unevaluatedProperties" and term.scope not in evaluated:
+                parts.append(term.conjunction)
+        if not mentioned and key not in self.required and self._is_closed(None):
+            parts.append(NEVER)
+        return _join(parts)
+
+    def _is_closed(self, graph: GraphView | None) -> bool:
+        return self.closes and any(entry.declares for entry in self.members) and not (
+            any(entry.additional is not None for entry in self.members)
+            or any(term.keyword == "unevaluatedProperties" for term in self.unevaluated)
+        )
+
+    closes: bool = False
+
+    def _key_classes(
+        self, declared: dict[str, None], names: Language
+    ) -> list[tuple[Language, Conjunction]]:
+        """Languages of undeclared keys, told apart by the patterns they match, and what holds for their values."""
+        patterns = list(dict.fromkeys(pattern for entry in self.members for pattern, _ in entry.patterns))
+        classes: list[tuple[Language, frozenset[str]]] = [(both(names, negate(words(declared))), frozenset())]
+        for pattern in patterns:
+            languages = compile_pattern(pattern)
+            split = []
+            for language, matched in classes:
+                for part, found in (
+                    (both(language, languages.narrow), matched | {pattern}),
+                    (both(language, negate(languages.wide)), matched),
+                ):
+                    if part != EMPTY and is_empty(part) is not True:
+                        split.append((part, found))
+            classes = split
+            if len(classes) > _MAX_KEY_CLASSES:
+                raise GuideTooLargeError(
+                    f"#: {len(patterns)} patternProperties overlap in over {_MAX_KEY_CLASSES} ways",
+                    keyword="patternProperties",
+                    value=len(classes),
+                )
+        merged: dict[Conjunction, Language] = {}
+        for language, matched in classes:
+            conjunction = self._class_value(matched)
+            if NEVER[0] not in conjunction and is_empty(language) is not True:
+                merged[conjunction] = alt(merged.get(conjunction, EMPTY), language)
+        return [(language, conjunction) for conjunction, language in merged.items()]
+
+    def _class_value(self, matched: frozenset[str]) -> Conjunction:
+        parts: list[Conjunction] = []
+        evaluated: set[int] = set()
+        for entry in self.members:
+            found = [conjunction for pattern, conjunction in entry.patterns if pattern in matched]
+            parts.extend(found)
+            if not found and entry.additional is not None:
+                parts.append(entry.additional)
+            if found or entry.additional is not None:
+                evaluated.update(entry.scopes)
+        for term in self.unevaluated:
+            if term.keyword == "unevaluatedProperties" and term.scope not in evaluated:
+                parts.append(term.conjunction)
+        if not matched and self._is_closed(None):
+            parts.append(NEVER)
+        return _join(parts)
+
+
+def _join(parts: "Iterator[Conjunction] | list[Conjunction] | tuple[Conjunction, ...]") -> Conjunction:
+    """All terms, each once."""
+    return tuple(dict.fromkeys(term for part in parts for term in part))
+
+
+def _least(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+def _crossed(count: ItemCount | MemberCount) -> bool:
+    return count.high is not None and count.low > count.high
+
+
+def _intersect(a: Numbers, b: Numbers) -> Numbers:
+    if b.integer is not None:
+        a = a.of_kind(b.integer)
+    if b.low is not None:
+        a = a.at_least(b.low, b.low_open)
+    if b.high is not None:
+        a = a.at_most(b.high, b.high_open)
+    if b.multiple is not None:
+        a = a.multiples_of(b.multiple)
+    if b.values is not None:
+        a = a.among(b.values)
+    if b.excluded:
+        a = a.without(b.excluded)
+    if b.not_multiples:
+        from dataclasses import replace
+
+        a = replace(a, not_multiples=(*a.not_multiples, *b.not_multiples))
+    return a

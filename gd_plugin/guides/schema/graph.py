@@ -1,0 +1,381 @@
+"""Conjunctions -> the graph of nodes: choices multiplied out, recursion closed, what has no value removed.
+
+In:  the root schema.
+Out: `Normal`.
+Kept here: every step is counted, so that no schema takes unbounded time; a schema without a value is an error.
+"""
+
+from collections.abc import Iterator
+
+from gd_plugin.errors import GuideTooLargeError, UnsatisfiableGuideError, UnsupportedGuideError
+from gd_plugin.guides.report import Problem
+from gd_plugin.guides.schema.branches import Branch, GraphView
+from gd_plugin.guides.schema.document import Document
+from gd_plugin.guides.schema.languages import EMPTY, Language, Words, alt
+from gd_plugin.guides.schema.numbers import Numbers
+from gd_plugin.guides.schema.reading import Reader
+from gd_plugin.guides.schema.shapes import (
+    ArrayShape,
+    Contains,
+    Extra,
+    Literal,
+    Normal,
+    NumberShape,
+    ObjectShape,
+    Shape,
+    TextShape,
+)
+from gd_plugin.guides.schema.terms import Bools, Choice, Conjunction, Num, SchemaTerm, Text, Types
+
+__all__ = ["build_graph"]
+
+_MAX_NODES = 12_000
+_MAX_STEPS = 150_000
+_MAX_BRANCHES = 1_000
+_MAX_TEST_STEPS = 4_000
+_MAX_TEST_DEPTH = 4
+_MAX_DROPPED = 200
+
+
+class _TestLimit(Exception):
+    """A proof took too long; nothing is proven."""
+
+
+class _Graph:
+    def __init__(self, schema: object, additional_properties: bool, dropped: frozenset[str]) -> None:
+        document = Document(schema)
+        self.reader = Reader(document, dropped, self._may_overlap)
+        self.root = self.reader.term(document.root)
+        self._numbers: dict[Conjunction, int] = {}
+        self._conjunctions: list[Conjunction] = []
+        self._shapes: dict[int, tuple[Shape, ...]] = {}
+        self._overlaps: dict[Conjunction, bool] = {}
+        self._test_limit: int | None = None
+        self.steps = 0
+        self.closes = not additional_properties
+        self._view = GraphView(self.node, self._key_language, self._finite_values, additional_properties)
+
+    def node(self, conjunction: Conjunction) -> int:
+        number = self._numbers.setdefault(conjunction, len(self._conjunctions))
+        if number == len(self._conjunctions):
+            self._conjunctions.append(conjunction)
+            if number > 4 * _MAX_NODES:
+                raise _too_large("nodes", number)
+        return number
+
+    def _step(self, weight: int = 1) -> None:
+        self.steps += weight
+        if self._test_limit is not None and self.steps > self._test_limit:
+            raise _TestLimit
+        if self.steps > _MAX_STEPS:
+            raise _too_large("steps", self.steps)
+
+    def shapes(self, number: int) -> tuple[Shape, ...]:
+        """The alternatives of a node."""
+        if number not in self._shapes:
+            found: dict[Shape, None] = {}
+            count = 0
+            for branch in self._branches(self._conjunctions[number]):
+                count += 1
+                if count > _MAX_BRANCHES:
+                    raise _too_large("alternatives of one value", count)
+                for shape in branch.shapes(self._view):
+                    found[shape] = None
+            self._shapes[number] = _merge_texts(list(found))
+        return self._shapes[number]
+
+    def _branches(self, conjunction: Conjunction) -> Iterator[Branch]:
+        start = Branch(closes=self.closes)
+        Pending = tuple[Branch, list[object], list[Choice], frozenset[SchemaTerm]]
+        stack: list[Pending] = [(start, list(reversed(conjunction)), [], frozenset())]
+        while stack:
+            branch, terms, choices, seen = stack.pop()
+            alive = True
+            known = set(seen)
+            while terms and alive:
+                self._step()
+                term = terms.pop()
+                if isinstance(term, SchemaTerm):
+                    if term in known:
+                        continue
+                    if SchemaTerm(term.index, not term.positive, ()) in known and not term.scopes:
+                        alive = False
+                        break
+                    known.add(term)
+                    known.add(SchemaTerm(term.index, term.positive, ()))
+                    terms.extend(reversed(self.reader.terms(term)))
+                elif isinstance(term, Choice):
+                    if len(term.options) == 1:
+                        terms.extend(reversed(term.options[0]))
+                    elif () not in term.options or any(_has_scopes(option) for option in term.options):
+                        choices.append(term)
+                else:
+                    alive = branch.narrow(term)  # type: ignore[arg-type]
+            if not alive:
+                continue
+            if not choices:
+                yield branch
+                continue
+            choice, *later = choices
+            self._step(len(choice.options))
+            for option in reversed(choice.options):
+                stack.append((branch.copy(), list(reversed(option)), list(later), frozenset(known)))
+
+    def _may_overlap(self, conjunction: Conjunction) -> bool:
+        """Whether a conjunction may have a value; bounded, and True in doubt."""
+        if conjunction not in self._overlaps:
+            outer = self._test_limit
+            limit = self.steps + _MAX_TEST_STEPS
+            self._test_limit = limit if outer is None else min(limit, outer)
+            self._overlaps[conjunction] = True
+            try:
+                self._overlaps[conjunction] = self._may_hold(self.node(conjunction), _MAX_TEST_DEPTH)
+            except (_TestLimit, UnsupportedGuideError):
+                if outer is not None and self.steps > outer:
+                    raise
+            finally:
+                self._test_limit = outer
+        return self._overlaps[conjunction]
+
+    def _may_hold(self, number: int, depth: int) -> bool:
+        if depth == 0:
+            return True
+        return any(self._shape_may_hold(shape, depth) for shape in self.shapes(number))
+
+    def _shape_may_hold(self, shape: Shape, depth: int) -> bool:
+        if isinstance(shape, ObjectShape):
+            return all(self._may_hold(node, depth - 1) for _, node, must in shape.declared if must)
+        if isinstance(shape, ArrayShape):
+            return all(self._may_hold(node, depth - 1) for node in shape.prefix[: shape.low])
+        return True
+
+    def _key_language(self, conjunction: Conjunction) -> Language:
+        texts = [shape.language for shape in self.shapes(self.node((Types(frozenset({"string"})), *conjunction)))
+                 if isinstance(shape, TextShape)]
+        return alt(EMPTY, *texts)
+
+    def _finite_values(self, conjunction: Conjunction) -> list[Conjunction] | None:
+        found: dict[Conjunction, None] = {}
+        for shape in self.shapes(self.node(conjunction)):
+            if isinstance(shape, Literal):
+                if shape.word == "null":
+                    found[(Types(frozenset({"null"})),)] = None
+                else:
+                    found[(Types(frozenset({"boolean"})), Bools(frozenset({shape.word == "true"})))] = None
+            elif isinstance(shape, TextShape) and isinstance(shape.language, Words):
+                for word in sorted(shape.language.members):
+                    found[(Types(frozenset({"string"})), Text(Words(frozenset({word}))))] = None
+            elif isinstance(shape, NumberShape) and shape.numbers.values is not None:
+                for value in sorted(shape.numbers.values):
+                    numbers = Numbers(values=frozenset({value}))
+                    found[(Types(frozenset({"number"})), Num(numbers))] = None
+            else:
+                return None
+        return list(found)
+
+    def build(self) -> tuple[tuple[Shape, ...], ...]:
+        self._check_cycles()
+        root = self.node(self.root)
+        reached, stack = {root}, [root]
+        while stack:
+            number = stack.pop()
+            for child in _children(self.shapes(number)):
+                if child not in reached:
+                    reached.add(child)
+                    stack.append(child)
+            if len(reached) > _MAX_NODES:
+                raise _too_large("nodes", len(reached))
+        shapes = _prune({number: self._shapes[number] for number in reached})
+        if not shapes[root]:
+            raise UnsatisfiableGuideError("#: no value satisfies this schema", pointer="#")
+        return _renumber(shapes, root)
+
+    def _check_cycles(self) -> None:
+        """Refuse schemas that apply themselves to the same value: they have no meaning."""
+        state: dict[int, int] = {}
+        roots = [term for term in self.root if isinstance(term, SchemaTerm)]
+        pending = list(roots)
+        visited: set[int] = set()
+        while pending:
+            start = pending.pop()
+            if start.index in visited:
+                continue
+            stack = [(start, iter(self.reader.inplace(start)))]
+            state[start.index] = 1
+            while stack:
+                term, following = stack[-1]
+                step = next(following, None)
+                if step is None:
+                    state[term.index] = 2
+                    visited.add(term.index)
+                    stack.pop()
+                elif state.get(step.index) == 1:
+                    pointer = self.reader._places[step.index].pointer
+                    raise UnsatisfiableGuideError(
+                        f"{pointer}: the schema refers to itself for the same value, so it has no meaning",
+                        pointer=pointer,
+                        keyword="$ref",
+                    )
+                elif state.get(step.index) is None:
+                    state[step.index] = 1
+                    stack.append((step, iter(self.reader.inplace(step))))
+
+
+def _has_scopes(conjunction: Conjunction) -> bool:
+    return any(isinstance(term, SchemaTerm) and term.scopes for term in conjunction)
+
+
+def _too_large(what: str, value: int) -> GuideTooLargeError:
+    return GuideTooLargeError(
+        f"#: the schema's normal form has over {value - 1} {what}",
+        pointer="#",
+        limit="max_guide_bytes",
+        value=value,
+        hint="share repeated parts with $defs, or drop alternatives",
+    )
+
+
+def _merge_texts(shapes: list[Shape]) -> tuple[Shape, ...]:
+    """All alternatives, those that are texts as one."""
+    texts = [shape.language for shape in shapes if isinstance(shape, TextShape)]
+    if len(texts) < 2:
+        return tuple(shapes)
+    return (*(shape for shape in shapes if not isinstance(shape, TextShape)), TextShape(alt(*texts)))
+
+
+def _children(shapes: tuple[Shape, ...]) -> Iterator[int]:
+    for shape in shapes:
+        if isinstance(shape, ObjectShape):
+            yield from (node for _, node, _ in shape.declared)
+            yield from (extra.node for extra in shape.extras)
+        elif isinstance(shape, ArrayShape):
+            yield from shape.prefix
+            if shape.rest is not None:
+                yield shape.rest
+            if shape.contains is not None:
+                yield from (shape.contains.node, shape.contains.others)
+            yield from shape.choices or ()
+
+
+def _prune(nodes: dict[int, tuple[Shape, ...]]) -> dict[int, tuple[Shape, ...]]:
+    """Remove alternatives without a finite value, and keys and items of such nodes."""
+    users: dict[int, set[int]] = {}
+    for number, shapes in nodes.items():
+        for child in _children(shapes):
+            users.setdefault(child, set()).add(number)
+    alive: set[int] = set()
+    stack = list(nodes)
+    while stack:
+        number = stack.pop()
+        if number not in alive and any(_trim(shape, alive) is not None for shape in nodes[number]):
+            alive.add(number)
+            stack.extend(users.get(number, ()))
+    trimmed = {}
+    for number, shapes in nodes.items():
+        kept = [_trim(shape, alive) for shape in shapes]
+        trimmed[number] = tuple(dict.fromkeys(shape for shape in kept if shape is not None))
+    return trimmed
+
+
+def _trim(shape: Shape, alive: set[int]) -> Shape | None:
+    if isinstance(shape, ObjectShape):
+        if any(must and node not in alive for _, node, must in shape.declared):
+            return None
+        declared = tuple(item for item in shape.declared if item[1] in alive)
+        extras = tuple(Extra(extra.keys, extra.node) for extra in shape.extras if extra.node in alive)
+        if shape.low > len(declared) and not extras:
+            return None
+        return ObjectShape(declared, extras, shape.low, shape.high)
+    if isinstance(shape, ArrayShape):
+        return _trim_array(shape, alive)
+    return shape
+
+
+def _trim_array(shape: ArrayShape, alive: set[int]) -> ArrayShape | None:
+    prefix, rest, high = shape.prefix, shape.rest, shape.high
+    dead = next((place for place, node in enumerate(prefix) if node not in alive), None)
+    if dead is not None:
+        prefix, rest = prefix[:dead], None
+    if rest is not None and rest not in alive:
+        rest = None
+    if rest is None:
+        high = len(prefix) if high is None else min(high, len(prefix))
+    choices = shape.choices
+    if choices is not None:
+        choices = tuple(choice for choice in choices if choice in alive)
+        high = len(choices) if high is None else min(high, len(choices))
+    if high is not None and shape.low > high:
+        return None
+    contains = shape.contains
+    if contains is not None:
+        if contains.node not in alive:
+            if contains.low > 0:
+                return None
+            contains = Contains(contains.others, 0, None, contains.others) if contains.others in alive else None
+            if contains is None:
+                rest, high = None, 0
+                return None if shape.low else ArrayShape((), None, 0, 0)
+        elif rest is None:
+            return None if contains.low else ArrayShape(prefix, None, shape.low, high)
+    return ArrayShape(prefix, rest, shape.low, high, contains, choices)
+
+
+def _renumber(nodes: dict[int, tuple[Shape, ...]], root: int) -> tuple[tuple[Shape, ...], ...]:
+    order, queue = {root: 0}, [root]
+    for number in queue:
+        for child in _children(nodes[number]):
+            if child not in order:
+                order[child] = len(order)
+                queue.append(child)
+    return tuple(tuple(_renamed(shape, order) for shape in nodes[number]) for number in queue)
+
+
+def _renamed(shape: Shape, order: dict[int, int]) -> Shape:
+    if isinstance(shape, ObjectShape):
+        declared = tuple((key, order[node], must) for key, node, must in shape.declared)
+        extras = tuple(Extra(extra.keys, order[extra.node]) for extra in shape.extras)
+        return ObjectShape(declared, extras, shape.low, shape.high)
+    if isinstance(shape, ArrayShape):
+        contains = shape.contains
+        if contains is not None:
+            contains = Contains(order[contains.node], contains.low, contains.high, order[contains.others])
+        return ArrayShape(
+            tuple(order[node] for node in shape.prefix),
+            None if shape.rest is None else order[shape.rest],
+            shape.low,
+            shape.high,
+            contains,
+            None if shape.choices is None else tuple(order[node] for node in shape.choices),
+        )
+    return shape
+
+
+def build_graph(schema: object, *, additional_properties: bool, strict: bool) -> Normal:
+    """Return the normal form of a schema.
+
+    Args:
+        schema: a JSON value.
+        additional_properties: the value of that keyword where an object that declares keys is silent.
+        strict: refuse what has no normal form; False drops the keyword at fault and lists it.
+
+    Raises:
+        InvalidGuideError: not a schema.
+        UnsupportedGuideError: a keyword has no normal form.
+        UnsatisfiableGuideError: no value satisfies it.
+        GuideTooLargeError: its normal form is too large.
+    """
+    dropped: dict[str, Problem] = {}
+    while True:
+        try:
+            nodes = _Graph(schema, additional_properties, frozenset(dropped)).build()
+            return Normal(nodes, tuple(dropped.values()))
+        except UnsupportedGuideError as error:
+            pointer = error.pointer or "#"
+            if strict or pointer in dropped or len(dropped) >= _MAX_DROPPED:
+                raise
+            message = str(error).replace("; remove it or pass strict=False", "; it is not enforced")
+            dropped[pointer] = Problem(pointer, error.keyword or "", "", message)
+        except RecursionError as error:
+            raise GuideTooLargeError("#: the schema is nested too deeply", pointer="#", limit="max_depth") from error
+
+

@@ -1,0 +1,420 @@
+"""Regular languages over code points, closed under intersection and complement.
+
+In:  patterns, lengths, formats, fixed strings and number ranges, built with the functions below.
+Out: `Language` values that can be searched for a member (`matches`, `is_empty`) and written as grammar terminals.
+Nodes are immutable and simplified as they are built. Matching uses derivatives.
+Source: Brzozowski, "Derivatives of Regular Expressions", JACM 11(4), 1964.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+__all__ = [
+    "ANY_CHAR",
+    "ANY_TEXT",
+    "EMPTY",
+    "EPSILON",
+    "And",
+    "Cat",
+    "Chars",
+    "Alt",
+    "Language",
+    "Not",
+    "Ranges",
+    "Repeat",
+    "Words",
+    "alt",
+    "both",
+    "cat",
+    "chars",
+    "complement_ranges",
+    "derive",
+    "first_points",
+    "is_empty",
+    "length_bounds",
+    "matches",
+    "negate",
+    "repeat",
+    "text",
+    "words",
+]
+
+Ranges = tuple[tuple[int, int], ...]
+
+MAX_CODE_POINT = 0x10FFFF
+_SURROGATES = (0xD800, 0xDFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """Base of all nodes. `nullable` says whether the empty text is a member."""
+
+    nullable: bool = field(init=False, default=False, compare=False)
+    _hash: int = field(init=False, default=0, compare=False, repr=False)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+def _seal(node: Language, nullable: bool, *parts: object) -> None:
+    object.__setattr__(node, "nullable", nullable)
+    object.__setattr__(node, "_hash", hash((type(node).__name__, *parts)))
+
+
+@dataclass(frozen=True, slots=True, eq=True)
+class Chars(Language):
+    """One code point out of sorted, disjoint, inclusive ranges; surrogates are never members."""
+
+    ranges: Ranges
+
+    def __post_init__(self) -> None:
+        _seal(self, False, self.ranges)
+
+    __hash__ = Language.__hash__
+
+
+@dataclass(frozen=True, slots=True, eq=True)
+class Words(Language):
+    """A finite set of texts. The empty set is the empty language."""
+
+    members: frozenset[str]
+
+    def __post_init__(self) -> None:
+        _seal(self, "" in self.members, self.members)
+
+    __hash__ = Language.__hash__
+
+
+@dataclass(frozen=True, slots=True, eq=True)
+class Cat(Language):
+    """The parts one behind the other."""
+
+    parts: tuple[Language, ...]
+
+    def __post_init__(self) -> None:
+        _seal(self, all(part.nullable for part in self.parts), self.parts)
+
+    __hash__ = Language.__hash__
+
+
+@dataclass(frozen=True, slots=True, eq=True)
+class Alt(Language):
+    """Any of the parts."""
+
+    parts: tuple[Language, ...]
+
+    def __post_init__(self) -> None:
+        _seal(self, any(part.nullable for part in self.parts), self.parts)
+
+    __hash__ = Language.__hash__
+
+
+@dataclass(frozen=True, slots=True, eq=True)
+class And(Language):
+    """All of the parts at once."""
+
+    parts: tuple[Language, ...]
+
+    def __post_init__(self) -> None:
+        _seal(self, all(part.nullable for part in self.parts), self.parts)
+
+    __hash__ = Language.__hash__
+
+
+@dataclass(frozen=True, slots=True, eq=True)
+class Not(Language):
+    """Every text that `part` does not contain."""
+
+    part: Language
+
+    def __post_init__(self) -> None:
+        _seal(self, not self.part.nullable, self.part)
+
+    __hash__ = Language.__hash__
+
+
+@dataclass(frozen=True, slots=True, eq=True)
+class Repeat(Language):
+    """`part` between `low` and `high` times; `high` None has no limit."""
+
+    part: Language
+    low: int
+    high: int | None
+
+    def __post_init__(self) -> None:
+        _seal(self, self.low == 0 or self.part.nullable, self.part, self.low, self.high)
+
+    __hash__ = Language.__hash__
+
+
+EMPTY = Words(frozenset())
+EPSILON = Words(frozenset({""}))
+ANY_CHAR = Chars(((0, _SURROGATES[0] - 1), (_SURROGATES[1] + 1, MAX_CODE_POINT)))
+ANY_TEXT = Repeat(ANY_CHAR, 0, None)
+
+
+def chars(ranges: Iterable[tuple[int, int]]) -> Language:
+    """One code point of `ranges`, which may overlap and stand in any order."""
+    merged: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        for a, b in ((low, min(high, _SURROGATES[0] - 1)), (max(low, _SURROGATES[1] + 1), high)):
+            if a > b:
+                continue
+            if merged and a <= merged[-1][1] + 1:
+                merged[-1] = (merged[-1][0], max(b, merged[-1][1]))
+            else:
+                merged.append((a, b))
+    return Chars(tuple(merged)) if merged else EMPTY
+
+
+def complement_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """All code points outside `ranges`."""
+    result, start = [], 0
+    for low, high in sorted(ranges):
+        if low > start:
+            result.append((start, low - 1))
+        start = max(start, high + 1)
+    if start <= MAX_CODE_POINT:
+        result.append((start, MAX_CODE_POINT))
+    return result
+
+
+def text(value: str) -> Language:
+    """Exactly `value`."""
+    return Words(frozenset({value}))
+
+
+def words(values: Iterable[str]) -> Language:
+    """Any of `values`."""
+    return Words(frozenset(values))
+
+
+def cat(*parts: Language) -> Language:
+    """The parts one behind the other."""
+    flat: list[Language] = []
+    for part in parts:
+        for piece in part.parts if isinstance(part, Cat) else (part,):
+            if piece == EMPTY:
+                return EMPTY
+            if piece == EPSILON:
+                continue
+            if flat and isinstance(piece, Words) and isinstance(flat[-1], Words):
+                if len(piece.members) == len(flat[-1].members) == 1:
+                    flat[-1] = text(next(iter(flat[-1].members)) + next(iter(piece.members)))
+                    continue
+            flat.append(piece)
+    if not flat:
+        return EPSILON
+    return flat[0] if len(flat) == 1 else Cat(tuple(flat))
+
+
+def alt(*parts: Language) -> Language:
+    """Any of the parts."""
+    found: dict[Language, None] = {}
+    members: set[str] = set()
+    for part in parts:
+        for piece in part.parts if isinstance(part, Alt) else (part,):
+            if isinstance(piece, Words):
+                members |= piece.members
+            elif piece == ANY_TEXT:
+                return ANY_TEXT
+            else:
+                found[piece] = None
+    pieces = list(found)
+    # the empty text adds nothing beside a part that holds it
+    if members == {""} and any(piece.nullable for piece in pieces):
+        members = set()
+    if members:
+        pieces.append(Words(frozenset(members)))
+    if not pieces:
+        return EMPTY
+    return pieces[0] if len(pieces) == 1 else Alt(tuple(pieces))
+
+
+def both(*parts: Language) -> Language:
+    """Texts that all parts contain."""
+    found: dict[Language, None] = {}
+    members: frozenset[str] | None = None
+    for part in parts:
+        for piece in part.parts if isinstance(part, And) else (part,):
+            if isinstance(piece, Words):
+                members = piece.members if members is None else members & piece.members
+            elif piece != ANY_TEXT:
+                found[piece] = None
+    pieces = list(found)
+    if members is not None:
+        return words(word for word in members if all(matches(piece, word) for piece in pieces))
+    pieces = _merge_lengths(pieces)
+    if not pieces:
+        return ANY_TEXT
+    if any(isinstance(piece, Not) and piece.part in found for piece in pieces):
+        return EMPTY
+    low, high = 0, None
+    for piece in pieces:
+        least, most = length_bounds(piece)
+        low = max(low, least)
+        high = most if high is None else high if most is None else min(high, most)
+    if high is not None and low > high:
+        return EMPTY
+    return pieces[0] if len(pieces) == 1 else And(tuple(pieces))
+
+
+def _merge_lengths(pieces: list[Language]) -> list[Language]:
+    lengths = [piece for piece in pieces if isinstance(piece, Repeat) and piece.part == ANY_CHAR]
+    if len(lengths) < 2:
+        return pieces
+    low = max(piece.low for piece in lengths)
+    highs = [piece.high for piece in lengths if piece.high is not None]
+    merged = repeat(ANY_CHAR, low, min(highs) if highs else None)
+    return [*(piece for piece in pieces if piece not in lengths), merged]
+
+
+def negate(part: Language) -> Language:
+    """Every text outside `part`."""
+    if isinstance(part, Not):
+        return part.part
+    if part == ANY_TEXT:
+        return EMPTY
+    if part == EMPTY:
+        return ANY_TEXT
+    return Not(part)
+
+
+def repeat(part: Language, low: int, high: int | None) -> Language:
+    """`part` between `low` and `high` times."""
+    if high is not None and low > high:
+        return EMPTY
+    if high == 0 or part == EPSILON:
+        return EPSILON
+    if part == EMPTY:
+        return EPSILON if low == 0 else EMPTY
+    if low == 1 and high == 1:
+        return part
+    if isinstance(part, Repeat) and part.low == 0 and part.high is None and low <= 1 and (high is None or high >= 1):
+        return part
+    return Repeat(part, low, high)
+
+
+def length_bounds(node: Language) -> tuple[int, int | None]:
+    """Least and greatest number of code points of a member; a bound, not always reached."""
+    if isinstance(node, Chars):
+        return 1, 1
+    if isinstance(node, Words):
+        lengths = [len(word) for word in node.members]
+        return (min(lengths), max(lengths)) if lengths else (1, 0)
+    if isinstance(node, Cat):
+        bounds = [length_bounds(part) for part in node.parts]
+        most = [high for _, high in bounds]
+        return sum(low for low, _ in bounds), None if None in most else sum(high for high in most if high is not None)
+    if isinstance(node, Alt):
+        bounds = [length_bounds(part) for part in node.parts]
+        most = [high for _, high in bounds]
+        return min(low for low, _ in bounds), None if None in most else max(high for high in most if high is not None)
+    if isinstance(node, And):
+        bounds = [length_bounds(part) for part in node.parts]
+        tops = [high for _, high in bounds if high is not None]
+        return max(low for low, _ in bounds), min(tops) if tops else None
+    if isinstance(node, Repeat):
+        least, greatest = length_bounds(node.part)
+        top = None if node.high is None or greatest is None else greatest * node.high
+        return least * node.low, top
+    return 0, None
+
+
+def derive(node: Language, point: int) -> Language:
+    """What may follow the code point `point` in members of `node`."""
+    if isinstance(node, Chars):
+        return EPSILON if any(low <= point <= high for low, high in node.ranges) else EMPTY
+    if isinstance(node, Words):
+        letter = chr(point)
+        return words(word[1:] for word in node.members if word[:1] == letter)
+    if isinstance(node, Cat):
+        branches = []
+        for index, part in enumerate(node.parts):
+            branches.append(cat(derive(part, point), *node.parts[index + 1 :]))
+            if not part.nullable:
+                break
+        return alt(*branches)
+    if isinstance(node, Alt):
+        return alt(*(derive(part, point) for part in node.parts))
+    if isinstance(node, And):
+        return both(*(derive(part, point) for part in node.parts))
+    if isinstance(node, Not):
+        return negate(derive(node.part, point))
+    if not isinstance(node, Repeat):
+        raise TypeError(f"not a language: {node!r}")
+    high = None if node.high is None else node.high - 1
+    return cat(derive(node.part, point), repeat(node.part, max(node.low - 1, 0), high))
+
+
+def matches(node: Language, value: str) -> bool:
+    """Whether `value` is a member."""
+    if isinstance(node, Words):
+        return value in node.members
+    if isinstance(node, And):
+        return all(matches(part, value) for part in node.parts)
+    if isinstance(node, Alt):
+        return any(matches(part, value) for part in node.parts)
+    if isinstance(node, Not):
+        return not matches(node.part, value)
+    if isinstance(node, Repeat) and node.part == ANY_CHAR:
+        return node.low <= len(value) and (node.high is None or len(value) <= node.high)
+    for letter in value:
+        node = derive(node, ord(letter))
+        if node in (EMPTY, ANY_TEXT):
+            break
+    return node.nullable
+
+
+def _cuts(node: Language, found: set[int]) -> None:
+    """Collect code points at which the first character's behaviour may change."""
+    if isinstance(node, Chars):
+        for low, high in node.ranges:
+            found.update((low, high + 1))
+    elif isinstance(node, Words):
+        for word in node.members:
+            if word:
+                found.update((ord(word[0]), ord(word[0]) + 1))
+    elif isinstance(node, Cat):
+        for part in node.parts:
+            _cuts(part, found)
+            if not part.nullable:
+                break
+    elif isinstance(node, Alt | And):
+        for part in node.parts:
+            _cuts(part, found)
+    elif isinstance(node, Not | Repeat):
+        _cuts(node.part, found)
+
+
+def first_points(node: Language) -> list[int]:
+    """One code point of each class of first characters that `node` tells apart."""
+    found = {0, 0xE000}
+    _cuts(node, found)
+    return [point for point in sorted(found) if point <= MAX_CODE_POINT and not 0xD800 <= point <= 0xDFFF]
+
+
+def is_empty(node: Language, steps: int = 400) -> bool | None:
+    """Whether no text is a member; None when `steps` derivatives did not settle it."""
+    if node.nullable:
+        return False
+    seen, stack = {node}, [node]
+    while stack:
+        state = stack.pop()
+        if isinstance(state, Words):
+            if state.members:
+                return False
+            continue
+        if isinstance(state, Chars):
+            return False
+        for point in first_points(state):
+            steps -= 1
+            if steps < 0:
+                return None
+            following = derive(state, point)
+            if following.nullable:
+                return False
+            if following not in seen and following != EMPTY:
+                seen.add(following)
+                stack.append(following)
+    return True
