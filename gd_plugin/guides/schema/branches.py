@@ -6,7 +6,7 @@ Kept here: merging is intersection, type by type; a key or item that nothing all
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gd_plugin.errors import GuideTooLargeError, UnsupportedGuideError
 from gd_plugin.guides.schema.languages import EMPTY, Language, alt, both, is_empty, matches, negate, words
@@ -58,13 +58,11 @@ class GraphView:
         node: the number of a conjunction's node.
         key_language: the texts for which a conjunction holds.
         finite_values: conjunctions of one value each that together equal a conjunction, or None.
-        additional_properties: the value where a schema is silent.
     """
 
     node: Callable[[Conjunction], int]
     key_language: Callable[[Conjunction], Language]
     finite_values: Callable[[Conjunction], list[Conjunction] | None]
-    additional_properties: bool
 
 
 def refusal(pointer: str, keyword: str, message: str) -> UnsupportedGuideError:
@@ -97,6 +95,7 @@ class Branch:
     keys_outside: list[KeyOutside] = field(default_factory=list)
     unevaluated: list[Unevaluated] = field(default_factory=list)
     refused: list[Refuse] = field(default_factory=list)
+    closes: bool = False
 
     def copy(self) -> "Branch":
         """An independent branch with the same atoms."""
@@ -104,6 +103,7 @@ class Branch:
             self.types, self.bools, self.numbers, self.number_pointer, list(self.texts), list(self.items),
             self.item_count, list(self.contains), self.unique, list(self.members), dict(self.required),
             self.member_count, list(self.keys), list(self.keys_outside), list(self.unevaluated), list(self.refused),
+            self.closes,
         )  # fmt: skip
 
     def narrow(self, term: Term) -> bool:
@@ -325,17 +325,15 @@ class Branch:
         for term in self.unevaluated:
             if term.keyword == "unevaluatedProperties" and term.scope not in evaluated:
                 parts.append(term.conjunction)
-        if not mentioned and key not in self.required and self._is_closed(None):
+        if not mentioned and key not in self.required and self._is_closed():
             parts.append(NEVER)
         return _join(parts)
 
-    def _is_closed(self, graph: GraphView | None) -> bool:
+    def _is_closed(self) -> bool:
         return self.closes and any(entry.declares for entry in self.members) and not (
             any(entry.additional is not None for entry in self.members)
             or any(term.keyword == "unevaluatedProperties" for term in self.unevaluated)
         )
-
-    closes: bool = False
 
     def _key_classes(
         self, declared: dict[str, None], names: Language
@@ -380,7 +378,7 @@ class Branch:
         for term in self.unevaluated:
             if term.keyword == "unevaluatedProperties" and term.scope not in evaluated:
                 parts.append(term.conjunction)
-        if not matched and self._is_closed(None):
+        if not matched and self._is_closed():
             parts.append(NEVER)
         return _join(parts)
 
@@ -412,7 +410,5 @@ def _intersect(a: Numbers, b: Numbers) -> Numbers:
     if b.excluded:
         a = a.without(b.excluded)
     if b.not_multiples:
-        from dataclasses import replace
-
         a = replace(a, not_multiples=(*a.not_multiples, *b.not_multiples))
     return a

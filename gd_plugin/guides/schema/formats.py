@@ -55,7 +55,7 @@ _IDN_ATOM = _ATOM.replace("[", "[\\u00a1-\\ud7ff\\uf900-\\ufdcf\\ufdf0-\\uffef",
 
 def _uri(extra: str) -> tuple[str, str]:
     """RFC 3986 section 3 with `extra` unreserved characters: absolute and relative references."""
-    unreserved = f"a-zA-Z0-9._~{extra}-"
+    unreserved = f"a-zA-Z0-9._~\\-{extra}"
     subs = "!$&'()*+,;="
     percent = "%[0-9a-fA-F]{2}"
     pchar = f"([{unreserved}{subs}:@]|{percent})"

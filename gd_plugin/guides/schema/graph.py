@@ -53,7 +53,7 @@ class _Graph:
         self._test_limit: int | None = None
         self.steps = 0
         self.closes = not additional_properties
-        self._view = GraphView(self.node, self._key_language, self._finite_values, additional_properties)
+        self._view = GraphView(self.node, self._key_language, self._finite_values)
 
     def node(self, conjunction: Conjunction) -> int:
         number = self._numbers.setdefault(conjunction, len(self._conjunctions))

@@ -398,6 +398,8 @@ def is_empty(node: Language, steps: int = 400) -> bool | None:
     """Whether no text is a member; None when `steps` derivatives did not settle it."""
     if node.nullable:
         return False
+    if any(matches(node, sample) for sample in _samples(node)):
+        return False
     seen, stack = {node}, [node]
     while stack:
         state = stack.pop()
@@ -418,3 +420,27 @@ def is_empty(node: Language, steps: int = 400) -> bool | None:
                 seen.add(following)
                 stack.append(following)
     return True
+
+
+_PROBES = ("", "~", "zq~", "a" * 12)
+
+
+def _samples(node: Language) -> list[str]:
+    """A few texts, members of `node` more often than not."""
+    if isinstance(node, Chars):
+        return [chr(node.ranges[-1][0]), chr(node.ranges[0][0])]
+    if isinstance(node, Words):
+        return sorted(node.members)[:4]
+    if isinstance(node, Cat):
+        columns = [_samples(part) for part in node.parts]
+        if not all(columns):
+            return []
+        return ["".join(column[min(pick, len(column) - 1)] for column in columns) for pick in range(2)]
+    if isinstance(node, Alt):
+        return [sample for part in node.parts[:8] for sample in _samples(part)[:2]]
+    if isinstance(node, And):
+        return [*(sample for part in node.parts if not isinstance(part, Not) for sample in _samples(part)), *_PROBES]
+    if isinstance(node, Repeat):
+        times = max(node.low, 1)
+        return [sample * times for sample in _samples(node.part)] if times < 1000 else []
+    return list(_PROBES)

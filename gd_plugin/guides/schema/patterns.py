@@ -7,6 +7,7 @@ Out: `Pattern.narrow`, texts that surely match, and `Pattern.wide`, texts that m
 Source: ECMA-262, "RegExp (Regular Expression) Objects"; JSON Schema 2020-12 core, section 6.4.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -104,27 +105,26 @@ _LINE_ENDS: list[_Range] = [(10, 10), (13, 13), (0x2028, 0x2029)]
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 
 
+# no letter or digit stands behind it
+_LAST_LETTER = 0x32400
+
+
 @lru_cache(maxsize=1)
 def _unicode_digits() -> tuple[_Range, ...]:
-    """Ranges of ten that Python's `\\d` takes."""
-    return tuple((point, point + 9) for point in range(0x110000 - 9) if chr(point).isdecimal() and _digit(point) == 0)
-
-
-def _digit(point: int) -> int:
-    return int(chr(point))
+    """What Python's `\\d` takes."""
+    return tuple((match.start(), match.end() - 1) for match in re.finditer(r"\d+", _all_letters()))
 
 
 @lru_cache(maxsize=1)
 def _unicode_words() -> tuple[_Range, ...]:
     """A superset of what Python's `\\w` takes: gaps shorter than 32 code points count as words, to keep it short."""
-    gaps: list[_Range] = []
-    start = 0x80
-    for point in range(0x80, 0x30000):
-        if chr(point).isalnum():
-            if point - start >= 32:
-                gaps.append((start, point - 1))
-            start = point + 1
-    return (*_WORD, *(pair for pair in complement_ranges([(0, 0x7F), *gaps])))
+    gaps = [(match.start(), match.end() - 1) for match in re.finditer(r"\W{32,}", _all_letters())]
+    gaps = [gap for gap in gaps if gap[0] > 0x7F and gap[1] < _LAST_LETTER - 1]
+    return (*_WORD, *complement_ranges([(0, 0x7F), *gaps, (_LAST_LETTER, 0xE00FF), (0xE01F0, 0x10FFFF)]))
+
+
+def _all_letters() -> str:
+    return "".join(map(chr, range(_LAST_LETTER)))
 
 
 def _shorthand(letter: str) -> _Set:

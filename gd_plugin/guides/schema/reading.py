@@ -13,7 +13,7 @@ from typing import Any
 from gd_plugin.errors import InvalidGuideError
 from gd_plugin.guides.schema.document import Document, Subschema, escape_pointer
 from gd_plugin.guides.schema.formats import COMPLEMENTED, REFUSED, format_language
-from gd_plugin.guides.schema.languages import ANY_CHAR, Language, negate, repeat, words
+from gd_plugin.guides.schema.languages import ANY_CHAR, Language, both, negate, repeat, words
 from gd_plugin.guides.schema.numbers import ANY_NUMBER, Numbers, read_number
 from gd_plugin.guides.schema.patterns import Pattern, PatternError, compile_pattern
 from gd_plugin.guides.schema.terms import (
@@ -423,7 +423,6 @@ def _not_format(reader: Reader, place: Subschema) -> list[Conjunction]:
 
 def _read_items(reader: Reader, place: Subschema, scopes: _Scopes) -> Conjunction:
     value = place.value
-    first = next(key for key in value if key in ("prefixItems", "items", "additionalItems"))
     prefix: tuple[Conjunction, ...] = ()
     rest: Conjunction | None = None
     tuple_key = "prefixItems" if "prefixItems" in value and place.draft >= 2020 else "items"
@@ -435,7 +434,6 @@ def _read_items(reader: Reader, place: Subschema, scopes: _Scopes) -> Conjunctio
         rest_key = "items"
     if rest_key in value and f"{place.pointer}/{rest_key}" not in reader.dropped:
         rest = reader.child(place, value[rest_key], rest_key)
-    del first
     return (Items(prefix, rest, scopes),)
 
 
@@ -555,8 +553,6 @@ def _not_members(keyword: str) -> Callable[[Reader, Subschema], list[Conjunction
                 outside.extend(negate(compile_pattern(pattern).wide) for pattern, _ in term.patterns)
                 language = outside[0]
                 for part in outside[1:]:
-                    from gd_plugin.guides.schema.languages import both
-
                     language = both(language, part)
                 options.append((kind, KeyOutside(language, place.pointer, "additionalProperties")))
             elif term.additional:

@@ -1,0 +1,256 @@
+"""The normal form -> a grammar for llguidance, in its Lark dialect.
+
+In:  `Normal`, the white space policy.
+Out: grammar text. Rule `n<k>` is node k; terminals carry their white space, so that none stands at either end.
+Kept here: an object's members are a chain through its declared keys; extra keys stand anywhere between them.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal as OneOf
+
+from gd_plugin.errors import GuideTooLargeError
+from gd_plugin.guides.schema.languages import text
+from gd_plugin.guides.schema.shapes import ArrayShape, Literal, Normal, NumberShape, ObjectShape, Shape, TextShape
+from gd_plugin.guides.schema.spelling import json_text, number_text
+
+__all__ = ["Whitespace", "to_llguidance"]
+
+Whitespace = OneOf["bounded", "compact", "any"]
+_MAX_RULES = 120_000
+
+
+def to_llguidance(normal: Normal, *, whitespace: Whitespace = "bounded", max_whitespace: int = 16) -> str:
+    """Return the grammar.
+
+    Args:
+        normal: a schema in normal form.
+        whitespace: between the tokens of the document: "bounded" by `max_whitespace`, "compact" or "any".
+        max_whitespace: characters at one place.
+
+    Raises:
+        GuideTooLargeError: counting members needs too many rules.
+    """
+    space = {"compact": "", "any": "[ \\n\\r\\t]*"}.get(whitespace, f"[ \\n\\r\\t]{{0,{max_whitespace}}}")
+    if whitespace == "bounded" and max_whitespace == 0:
+        space = ""
+    return _Writer(normal, space).write()
+
+
+@dataclass
+class _Writer:
+    normal: Normal
+    space: str
+    rules: list[str] = field(default_factory=list)
+    terminals: dict[str, str] = field(default_factory=dict)
+    names: dict[tuple[object, ...], str] = field(default_factory=dict)
+
+    def write(self) -> str:
+        space = self.space
+        for number, shapes in enumerate(self.normal.nodes):
+            self.rule(f"n{number}", [self.shape(shape) for shape in shapes])
+        fixed = {
+            "OPEN_OBJECT": f"/\\{{{space}/",
+            "CLOSE_OBJECT": f"/{space}\\}}/",
+            "OPEN_ARRAY": f"/\\[{space}/",
+            "CLOSE_ARRAY": f"/{space}\\]/",
+            "COMMA": f"/{space},{space}/",
+        }
+        terminals = [f"{name}: {body}" for name, body in fixed.items()]
+        terminals.extend(f"{name}: {body}" for body, name in self.terminals.items())
+        return "\n".join(["start: n0", *self.rules, *terminals, ""])
+
+    def rule(self, name: str, options: list[str]) -> str:
+        self.rules.append(f"{name}: {' | '.join(dict.fromkeys(options))}")
+        if len(self.rules) > _MAX_RULES:
+            raise GuideTooLargeError(f"#: the grammar needs over {_MAX_RULES} rules", limit="max_guide_bytes")
+        return name
+
+    def new_rule(self, options: list[str]) -> str:
+        return self.rule(f"r{len(self.rules)}", options)
+
+    def terminal(self, body: str) -> str:
+        return self.terminals.setdefault(body, f"T{len(self.terminals)}")
+
+    def key(self, language_or_key: object) -> str:
+        language = text(language_or_key) if isinstance(language_or_key, str) else language_or_key
+        return self.terminal(json_text(language, f"{self.space}:{self.space}"))  # type: ignore[arg-type]
+
+    def shape(self, shape: Shape) -> str:
+        if isinstance(shape, Literal):
+            return f'"{shape.word}"'
+        if isinstance(shape, NumberShape):
+            return self.terminal(number_text(shape.numbers.language()))
+        if isinstance(shape, TextShape):
+            return self.terminal(json_text(shape.language))
+        if isinstance(shape, ArrayShape):
+            return self.array(shape)
+        return self.object(shape)
+
+    def array(self, shape: ArrayShape) -> str:
+        if shape.choices is not None:
+            body = self.unique_items(shape, 0)
+        elif shape.contains is not None:
+            body = self.counted_items(shape, 0, 0)
+        else:
+            body = self.items(shape)
+        empty = ['OPEN_ARRAY "]"'] if shape.low == 0 and (shape.contains is None or shape.contains.low == 0) else []
+        full = [f"OPEN_ARRAY {body}"] if body else []
+        return self.new_rule(empty + full)
+
+    def items(self, shape: ArrayShape) -> str:
+        """One or more items and the closing bracket; empty if there can be none."""
+        places = len(shape.prefix)
+        low, high = max(shape.low - places, 0), None if shape.high is None else shape.high - places
+        tail = "CLOSE_ARRAY"
+        if shape.rest is not None and high != 0:
+            tail = f"(COMMA n{shape.rest}){_times(low, high)} CLOSE_ARRAY"
+        if not shape.prefix:
+            if shape.rest is None or high == 0:
+                return ""
+            rest_high = None if high is None else high - 1
+            more = f"(COMMA n{shape.rest}){_times(max(low - 1, 0), rest_high)} " if rest_high != 0 else ""
+            return f"n{shape.rest} {more}CLOSE_ARRAY"
+        following = tail
+        for place in range(places - 1, 0, -1):
+            options = [f"COMMA n{shape.prefix[place]} {following}"]
+            if place >= shape.low:
+                options.append("CLOSE_ARRAY")
+            following = self.new_rule(options)
+        return f"n{shape.prefix[0]} {following}"
+
+    def unique_items(self, shape: ArrayShape, used: int) -> str:
+        """Items of a finite set, each once; `used` has a bit for each that was written."""
+        key = ("unique", id(shape), used)
+        if key not in self.names:
+            choices = shape.choices or ()
+            options = []
+            comma = "COMMA " if used else ""
+            if shape.high is None or used.bit_count() < shape.high:
+                for place, node in enumerate(choices):
+                    if not used >> place & 1:
+                        options.append(f"{comma}n{node} {self.unique_items(shape, used | 1 << place)}")
+            if used and used.bit_count() >= shape.low:
+                options.append("CLOSE_ARRAY")
+            self.names[key] = self.new_rule(options) if options else ""
+        return self.names[key]
+
+    def counted_items(self, shape: ArrayShape, hits: int, length: int) -> str:
+        """Items of which some are counted: `hits` so far, `length` in all, both only as far as they matter."""
+        contains = shape.contains
+        if contains is None:
+            return ""
+        high = shape.high
+        top_hits = contains.low if contains.high is None else contains.high + 1
+        top_length = max(shape.low, 1) if high is None else high + 1
+        width = top_hits + 1
+        if width * (top_length + 1) > 5_000:
+            raise GuideTooLargeError(
+                f"#: counting up to {top_hits} of {top_length} items takes too many rules", keyword="contains"
+            )
+        prefix = f"c{len(self.rules)}"
+        for count in range(top_length + 1):
+            for found in range(width):
+                options = []
+                comma = "COMMA " if count else ""
+                if high is None or count < high:
+                    more = min(count + 1, top_length)
+                    options.append(f"{comma}n{contains.others} {prefix}x{more}x{found}")
+                    if contains.high is None or found < contains.high:
+                        options.append(f"{comma}n{contains.node} {prefix}x{more}x{min(found + 1, top_hits)}")
+                fits = found >= contains.low and (contains.high is None or found <= contains.high)
+                if count and count >= shape.low and (high is None or count <= high) and fits:
+                    options.append("CLOSE_ARRAY")
+                self.rule(f"{prefix}x{count}x{found}", options or ['"]" "]"'])
+        return f"{prefix}x0x0"
+
+    def object(self, shape: ObjectShape) -> str:
+        extras = [f"{self.key(extra.keys)} n{extra.node}" for extra in shape.extras]
+        extra = self.new_rule(extras) if len(extras) > 1 else extras[0] if extras else ""
+        # members are counted only where a bound can be passed
+        most = None if not extras and shape.high is not None and shape.high >= len(shape.declared) else shape.high
+        top = 0 if most is None and shape.low == 0 else max(shape.low, 0 if most is None else most + 1)
+        if (len(shape.declared) + 1) * (top + 1) > 20_000:
+            raise GuideTooLargeError(f"#: counting {top} of {len(shape.declared)} members takes too many rules")
+        body = _Members(self, shape, extra, most, top).first()
+        return f"OPEN_OBJECT {body}"
+
+
+@dataclass
+class _Members:
+    """The chain of one object: rules for "behind declared key i, with c members written"."""
+
+    writer: _Writer
+    shape: ObjectShape
+    extra: str
+    most: int | None
+    top: int
+    made: dict[tuple[str, int, int], str] = field(default_factory=dict)
+
+    def first(self) -> str:
+        """Everything behind the opening brace."""
+        places = len(self.shape.declared)
+        for place in range(places, -1, -1):
+            for kind in ("s", "r"):
+                for count in range(self.top + 1):
+                    self._make(kind, place, count)
+        for place in range(places, -1, -1):
+            self._make("f", place, 0)
+        options = [self.made["f", 0, 0]]
+        if self.extra and self._room(0):
+            options.append(f"{self.extra} {self.made['r', 0, self._more(0)]}")
+        return self.writer.new_rule(options)
+
+    def _room(self, count: int) -> bool:
+        return self.most is None or count < self.most
+
+    def _more(self, count: int) -> int:
+        return min(count + 1, self.top)
+
+    def _make(self, kind: str, place: int, count: int) -> None:
+        """`f`: nothing is written yet; `s`: the next is a declared key or the end; `r`: or an extra key."""
+        writer, declared = self.writer, self.shape.declared
+        name = f"{kind}{len(writer.rules)}"
+        if kind == "r":
+            if not self.extra or not self._room(count):
+                self.made[kind, place, count] = self.made["s", place, count]
+                return
+            if self.top == 0:
+                options = [f"(COMMA {self.extra})* {self.made['s', place, count]}"]
+            else:
+                more = self._more(count)
+                following = name if more == count else f"{name}_{more}"
+                options = [self.made["s", place, count], f"COMMA {self.extra} {following}"]
+                if more != count:
+                    self._extras(name, place, more)
+        elif place == len(declared):
+            closing = '"}"' if kind == "f" else "CLOSE_OBJECT"
+            options = [closing] if count >= self.shape.low else []
+        else:
+            key, node, must = declared[place]
+            options = []
+            if self._room(count):
+                comma = "" if kind == "f" else "COMMA "
+                options.append(f"{comma}{writer.key(key)} n{node} {self._behind(place + 1, self._more(count))}")
+            if not must and self.made[kind, place + 1, count]:
+                options.append(self.made[kind, place + 1, count])
+        self.made[kind, place, count] = writer.rule(name, [o for o in options if o] or ['"}" "}"'])
+
+    def _behind(self, place: int, count: int) -> str:
+        return self.made["r", place, count]
+
+    def _extras(self, name: str, place: int, count: int) -> None:
+        """Chain of rules for one more extra key, up to the greatest count."""
+        last = count
+        while last <= self.top:
+            options = [self.made["s", place, last]]
+            if self._room(last):
+                following = min(last + 1, self.top)
+                options.append(f"COMMA {self.extra} {name}_{following}")
+            self.writer.rule(f"{name}_{last}", options)
+            last += 1
+
+
+def _times(low: int, high: int | None) -> str:
+    if high is None:
+        return {0: "*", 1: "+"}.get(low, f"{{{low},}}")
+    return f"{{{low},{high}}}"

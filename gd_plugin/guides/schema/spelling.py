@@ -1,0 +1,206 @@
+"""Languages -> terminals in Lark syntax, as JSON spells them.
+
+In:  a `Language` of texts (or of numbers, whose characters need no escapes).
+Out: a terminal expression. Every spelling that JSON allows of a member is in it: raw, short escape, `\\uXXXX`, surrogate pair.
+Large sets of fixed words take their usual spelling only (`_FULL_WORDS`); their complements still leave out all spellings.
+Kept here: spelling maps each text to a set of spellings that no other text has, so it commutes with intersection and
+complement. Source: RFC 8259, section 7; llguidance's Lark dialect (`&`, `~` on terminals).
+"""
+
+from functools import lru_cache
+
+from gd_plugin.guides.schema.languages import ANY_CHAR, Alt, And, Cat, Chars, Language, Not, Ranges, Repeat, Words
+
+__all__ = ["json_text", "number_text", "quote_literal"]
+
+_SHORT = {34: '"', 92: "\\", 47: "/", 8: "b", 12: "f", 10: "n", 13: "r", 9: "t"}
+# characters of a set of words that are spelled in every way
+_FULL_WORDS = 3000
+
+
+def number_text(language: Language) -> str:
+    """The terminal expression of a language whose characters stand for themselves."""
+    return _Speller(escaped=False).expression(language)
+
+
+def json_text(language: Language, tail: str = "") -> str:
+    """The terminal expression of the JSON strings, quotes included, whose value is in `language`; `tail` is regex."""
+    speller = _Speller(escaped=True)
+    pattern = speller.pattern(language, full=False)
+    if pattern is not None:
+        return f'/"{pattern}"{tail}/'
+    return f'/"/ {speller.expression(language)} /"{tail}/'
+
+
+def quote_literal(text: str) -> str:
+    """A Lark string that stands for `text`, which is printable ASCII."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+class _Speller:
+    def __init__(self, escaped: bool) -> None:
+        self.escaped = escaped
+
+    def pattern(self, node: Language, full: bool) -> str | None:
+        """A regex for a node without intersections and complements, else None."""
+        if isinstance(node, Chars):
+            return _escaped_set(node.ranges) if self.escaped else _raw_set(node.ranges)
+        if isinstance(node, Words):
+            return self._words(node, full)
+        if isinstance(node, Cat):
+            parts = [self.pattern(part, full) for part in node.parts]
+            return None if None in parts else "".join(map(str, parts))
+        if isinstance(node, Alt):
+            parts = [self.pattern(part, full) for part in node.parts]
+            return None if None in parts else f"(?:{'|'.join(map(str, parts))})"
+        if isinstance(node, Repeat):
+            part = self.pattern(node.part, full)
+            return None if part is None else f"(?:{part}){_times(node)}"
+        return None
+
+    def _words(self, node: Words, full: bool) -> str:
+        small = sum(map(len, node.members)) <= _FULL_WORDS
+        spell = (_full_word if small or full else _usual_word) if self.escaped else _raw_word
+        members = [spell(word) for word in sorted(node.members)]
+        return members[0] if len(members) == 1 else f"(?:{'|'.join(members)})" if members else "[a&&b]"
+
+    def expression(self, node: Language, full: bool = False) -> str:
+        """A Lark terminal expression."""
+        pattern = self.pattern(node, full)
+        if pattern is not None:
+            return f"/{pattern}/"
+        if isinstance(node, Cat):
+            return f"({' '.join(self.expression(part, full) for part in node.parts)})"
+        if isinstance(node, Alt):
+            return f"({' | '.join(self.expression(part, full) for part in node.parts)})"
+        if isinstance(node, Repeat):
+            return f"({self.expression(node.part, full)}){_times(node)}"
+        if isinstance(node, Not):
+            return f"({self.anything()} & ~{self.expression(node.part, True)})"
+        if not isinstance(node, And):
+            raise TypeError(f"not a language: {node!r}")
+        plain = [self.expression(part, full) for part in node.parts if not isinstance(part, Not)]
+        barred = [f"~{self.expression(part.part, True)}" for part in node.parts if isinstance(part, Not)]
+        return f"({' & '.join([*(plain or [self.anything()]), *barred])})"
+
+    def anything(self) -> str:
+        """All texts."""
+        return f"/(?:{_escaped_set(ANY_CHAR.ranges)})*/" if self.escaped else "/[0-9.eE+\\-]*/"
+
+
+def _times(node: Repeat) -> str:
+    if node.high is None:
+        return {0: "*", 1: "+"}.get(node.low, f"{{{node.low},}}")
+    return "?" if (node.low, node.high) == (0, 1) else f"{{{node.low},{node.high}}}"
+
+
+def _raw(point: int) -> str:
+    letter = chr(point)
+    return letter if letter.isascii() and letter.isalnum() else f"\\x{{{point:x}}}"
+
+
+def _raw_word(word: str) -> str:
+    return "".join(_raw(ord(letter)) for letter in word)
+
+
+def _raw_set(ranges: Ranges) -> str:
+    return "[" + "".join(_raw(low) if low == high else f"{_raw(low)}-{_raw(high)}" for low, high in ranges) + "]"
+
+
+@lru_cache(maxsize=4096)
+def _full_letter(letter: str) -> str:
+    point = ord(letter)
+    return _escaped_set(((point, point),))
+
+
+def _full_word(word: str) -> str:
+    return "".join(map(_full_letter, word))
+
+
+def _usual_word(word: str) -> str:
+    found = []
+    for letter in word:
+        point = ord(letter)
+        if point in _SHORT and point != 47:
+            found.append(rf"\\{_raw(ord(_SHORT[point]))}")
+        elif point < 32:
+            found.append(rf"\\u{point:04x}")
+        else:
+            found.append(_raw(point))
+    return "".join(found)
+
+
+@lru_cache(maxsize=1024)
+def _escaped_set(ranges: Ranges) -> str:
+    """One character of `ranges` in any JSON spelling."""
+    raw = [
+        (max(low, start), min(high, end))
+        for low, high in ranges
+        for start, end in ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x10FFFF))
+        if max(low, start) <= min(high, end)
+    ]
+    parts = [_raw_set(tuple(raw))] if raw else []
+    escapes = []
+    short = [sign for point, sign in _SHORT.items() if any(low <= point <= high for low, high in ranges)]
+    if short:
+        escapes.append("[" + "".join(_raw(ord(sign)) for sign in short) + "]")
+    units = [_hex_range(low, min(high, 0xFFFF), 4) for low, high in ranges if low <= 0xFFFF]
+    pairs = [pair for low, high in ranges if high > 0xFFFF for pair in _pairs(max(low, 0x10000), high)]
+    if units or pairs:
+        escapes.append(f"u(?:{'|'.join([*units, *pairs])})")
+    if escapes:
+        parts.append(rf"\\(?:{'|'.join(escapes)})")
+    return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"
+
+
+def _pairs(low: int, high: int) -> list[str]:
+    """Surrogate pairs of code points over U+FFFF, behind a first `\\u`."""
+    first, last = divmod(low - 0x10000, 0x400), divmod(high - 0x10000, 0x400)
+    rows = []
+    if first[0] == last[0]:
+        rows.append((first[0], first[0], first[1], last[1]))
+    else:
+        start, end = first[0], last[0]
+        if first[1]:
+            rows.append((start, start, first[1], 0x3FF))
+            start += 1
+        if last[1] != 0x3FF:
+            rows.append((end, end, 0, last[1]))
+            end -= 1
+        if start <= end:
+            rows.append((start, end, 0, 0x3FF))
+    return [
+        f"{_hex_range(0xD800 + a, 0xD800 + b, 4)}\\\\u{_hex_range(0xDC00 + c, 0xDC00 + d, 4)}" for a, b, c, d in rows
+    ]
+
+
+def _hex_digits(low: int, high: int) -> str:
+    if low == 0 and high == 15:
+        return "[0-9A-Fa-f]"
+    numbers = f"{low}-{min(high, 9)}" if low < min(high, 9) else f"{low}" if low <= 9 else ""
+    if high < 10:
+        return numbers if low == high else f"[{numbers}]"
+    a, b = max(low, 10), high
+    upper = "".join(chr(55 + value) for value in range(a, b + 1))
+    return f"[{numbers}{upper}{upper.lower()}]"
+
+
+@lru_cache(maxsize=4096)
+def _hex_range(low: int, high: int, width: int) -> str:
+    """Hexadecimal numbers of `width` digits from `low` to `high`, in either case."""
+    if width == 1:
+        return _hex_digits(low, high)
+    unit = 16 ** (width - 1)
+    (first, rest_low), (last, rest_high) = divmod(low, unit), divmod(high, unit)
+    if first == last:
+        return _hex_digits(first, first) + _hex_range(rest_low, rest_high, width - 1)
+    parts = []
+    if rest_low:
+        parts.append(_hex_digits(first, first) + _hex_range(rest_low, unit - 1, width - 1))
+        first += 1
+    if rest_high != unit - 1:
+        parts.append(_hex_digits(last, last) + _hex_range(0, rest_high, width - 1))
+        last -= 1
+    if first <= last:
+        parts.append(_hex_digits(first, last) + _hex_range(0, unit - 1, width - 1))
+    return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"
