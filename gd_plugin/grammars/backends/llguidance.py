@@ -37,6 +37,7 @@ from gd_plugin.guides.grammar import to_lark
 from gd_plugin.guides.guide import Guide, GuideType
 from gd_plugin.guides.language import TEXT_KINDS, language_of
 from gd_plugin.guides.report import Problem
+from gd_plugin.guides.schema import schema_problems, schema_to_lark
 from gd_plugin.guides.structural_tag import to_structural_lark
 
 __all__ = ["LLGuidanceBackend", "LLGuidanceMatcher", "create_backend"]
@@ -231,11 +232,15 @@ class LLGuidanceBackend(Backend):
             return [Problem("#", "reasoning", _NAME, "free text before a guide is not part of an llguidance grammar")]
         if guide.guide_type is GuideType.STRUCTURAL_TAG:
             return embedded_problems(self, guide)
+        if guide.guide_type is GuideType.JSON_SCHEMA:
+            return schema_problems(guide.guide, self._config, _NAME)
         return []
 
     def compile(self, guide: Guide) -> CompiledGrammar:
         """See `Backend.compile`."""
         for problem in self.problems(guide):
+            if guide.guide_type is GuideType.JSON_SCHEMA and not self._config.strict:
+                break
             raise UnsupportedGuideError(
                 f"{problem.pointer}: {problem.message}",
                 pointer=problem.pointer,
@@ -247,7 +252,7 @@ class LLGuidanceBackend(Backend):
         def build() -> Any:
             try:
                 # the constructor reports through is_error, never by raising, and prints unless log_level is 0
-                engine = llguidance.LLMatcher(self._tokenizer, lark, log_level=0)
+                engine = llguidance.LLMatcher(self._tokenizer, lark, log_level=0, limits=_limits())
             except Exception as error:
                 raise _guide_error(guide, str(error)) from error
             if engine.is_error():
@@ -260,11 +265,15 @@ class LLGuidanceBackend(Backend):
         if guide.guide_type is GuideType.JSON:
             return _json_lark(guide.guide, self._space())
         if guide.guide_type is GuideType.JSON_SCHEMA:
-            return "start: %json " + self._schema(guide.guide)
+            return schema_to_lark(guide.guide, self._config)
         if guide.guide_type is GuideType.STRUCTURAL_TAG:
             form = json.loads(guide.guide)["format"]
-            return to_structural_lark(form, lambda schema: "%json " + self._schema(json.dumps(schema)))
+            return to_structural_lark(form, self._embedded_schema)
         return to_lark(language_of(guide))
+
+    def _embedded_schema(self, schema: Any) -> str:
+        """A schema inside another grammar."""
+        return f"%lark {{\n{schema_to_lark(json.dumps(schema), self._config)}}}"
 
     def _space(self) -> str:
         """Regex of the white space between two tokens of a document."""
@@ -273,16 +282,17 @@ class LLGuidanceBackend(Backend):
         repeat = f"{{0,{self._config.max_whitespace}}}" if self._config.whitespace == "bounded" else "*"
         return f"[ \\t\\r\\n]{repeat}"
 
-    def _schema(self, text: str) -> str:
-        schema = json.loads(text)
-        if isinstance(schema, bool):
-            schema = {} if schema else {"not": {}}
-        options: dict[str, Any] = {"json_allowed_escapes": "nrbtfu", "json_allow_general_unicode_escapes": True}
-        if self._config.whitespace == "compact":
-            options |= {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
-        else:
-            options["whitespace_pattern"] = self._space()
-        return json.dumps({**schema, "x-guidance": options})
+
+def _limits() -> Any:
+    """The engine's limits, raised: its defaults end a request in the middle of an object with thousands of keys."""
+    return llguidance.LLParserLimits(
+        max_items_in_row=200_000,
+        initial_lexer_fuel=50_000_000,
+        step_lexer_fuel=10_000_000,
+        step_max_items=1_000_000,
+        max_lexer_states=1_000_000,
+        max_grammar_size=5_000_000,
+    )
 
 
 @lru_cache(maxsize=4)
@@ -355,30 +365,10 @@ def _matcher_error(error: Exception) -> MatcherError:
 def _guide_error(guide: Guide, message: str) -> GuideError:
     """Translate what the engine says about `guide`; positions in it are those of the Lark text, so they are dropped."""
     sentence = re.sub(r"^(at )?\d+\(\d+\): ", "", _first_line(message))
-    pointer, keyword = _blame(guide, sentence)
+    pointer, keyword = "#", None
     text = f"{pointer}: llguidance cannot compile this {guide.guide_type.value} guide: {sentence}"
     if _UNSATISFIABLE.search(sentence):
         return UnsatisfiableGuideError(text, pointer=pointer, keyword=keyword)
     if _UNSUPPORTED.search(sentence):
         return UnsupportedGuideError(text, pointer=pointer, keyword=keyword, reasons={_NAME: sentence})
     return InvalidGuideError(text, pointer=pointer, keyword=keyword)
-
-
-def _blame(guide: Guide, sentence: str) -> tuple[str, str | None]:
-    """Find the keyword that a message names, and where the schema has it first."""
-    match = re.search(r'Unimplemented keys: \["([^"]+)"', sentence)
-    if match is None or guide.guide_type is not GuideType.JSON_SCHEMA:
-        return "#", None
-    keyword = match.group(1)
-    stack: list[tuple[Any, str]] = [(json.loads(guide.guide), "#")]
-    while stack:
-        value, pointer = stack.pop()
-        if isinstance(value, dict):
-            if keyword in value:
-                return f"{pointer}/{keyword}", keyword
-            stack.extend(
-                (item, f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}") for key, item in value.items()
-            )
-        elif isinstance(value, list):
-            stack.extend((item, f"{pointer}/{i}") for i, item in enumerate(value))
-    return "#", keyword

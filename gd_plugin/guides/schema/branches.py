@@ -46,8 +46,8 @@ from gd_plugin.guides.schema.terms import (
 
 __all__ = ["Branch", "GraphView", "refusal"]
 
-_MAX_KEY_CLASSES = 64
-_MAX_PREFIX = 2000
+_MAX_KEY_CLASSES = 24
+_MAX_PREFIX = 300
 
 
 @dataclass
@@ -85,12 +85,12 @@ class Branch:
     number_pointer: str = ""
     texts: list[Language] = field(default_factory=list)
     items: list[Items] = field(default_factory=list)
-    item_count: ItemCount = ItemCount()
+    item_count: ItemCount = field(default_factory=ItemCount)
     contains: list[ContainsItem] = field(default_factory=list)
     unique: Unique | None = None
     members: list[Members] = field(default_factory=list)
     required: dict[str, None] = field(default_factory=dict)
-    member_count: MemberCount = MemberCount()
+    member_count: MemberCount = field(default_factory=MemberCount)
     keys: list[Conjunction] = field(default_factory=list)
     keys_outside: list[KeyOutside] = field(default_factory=list)
     unevaluated: list[Unevaluated] = field(default_factory=list)
@@ -121,9 +121,7 @@ class Branch:
             self.texts = [both(*self.texts, term.language)]
             self._drop_if("string", self.texts[0] == EMPTY)
         elif isinstance(term, ItemCount):
-            self.item_count = ItemCount(
-                max(self.item_count.low, term.low), _least(self.item_count.high, term.high)
-            )
+            self.item_count = ItemCount(max(self.item_count.low, term.low), _least(self.item_count.high, term.high))
             self._drop_if("array", _crossed(self.item_count))
         elif isinstance(term, MemberCount):
             count = self.member_count
@@ -197,7 +195,9 @@ class Branch:
         entries = self.items
         length = max((len(entry.prefix) for entry in entries), default=0)
         if length > _MAX_PREFIX:
-            raise GuideTooLargeError(f"#: over {_MAX_PREFIX} fixed items", keyword="prefixItems", value=length)
+            raise GuideTooLargeError(
+                f"#: over {_MAX_PREFIX} fixed items", pointer="#", keyword="prefixItems", value=length
+            )
         prefix = [_join(self._item(entry, place) for entry in entries) for place in range(length)]
         rest = _join(entry.rest or () for entry in entries)
         for term in self.unevaluated:
@@ -263,18 +263,14 @@ class Branch:
         declared = dict.fromkeys(key for entry in self.members for key, _ in entry.named)
         declared.update(self.required)
         maps = [dict(entry.named) for entry in self.members]
-        values = {
-            key: self._value(key, maps) if matches(names, key) else NEVER for key in declared
-        }
+        values = {key: self._value(key, maps) if matches(names, key) else NEVER for key in declared}
         if any(NEVER[0] in values[key] for key in self.required):
             return
         extras = [
             Extra(language, graph.node(conjunction)) for language, conjunction in self._key_classes(declared, names)
         ]
         fields = [
-            (key, graph.node(values[key]), key in self.required)
-            for key in declared
-            if NEVER[0] not in values[key]
+            (key, graph.node(values[key]), key in self.required) for key in declared if NEVER[0] not in values[key]
         ]
         low = 0 if count.low <= len(self.required) else count.low
         if count.high is not None and len(self.required) > count.high:
@@ -330,14 +326,16 @@ class Branch:
         return _join(parts)
 
     def _is_closed(self) -> bool:
-        return self.closes and any(entry.declares for entry in self.members) and not (
-            any(entry.additional is not None for entry in self.members)
-            or any(term.keyword == "unevaluatedProperties" for term in self.unevaluated)
+        return (
+            self.closes
+            and any(entry.declares for entry in self.members)
+            and not (
+                any(entry.additional is not None for entry in self.members)
+                or any(term.keyword == "unevaluatedProperties" for term in self.unevaluated)
+            )
         )
 
-    def _key_classes(
-        self, declared: dict[str, None], names: Language
-    ) -> list[tuple[Language, Conjunction]]:
+    def _key_classes(self, declared: dict[str, None], names: Language) -> list[tuple[Language, Conjunction]]:
         """Languages of undeclared keys, told apart by the patterns they match, and what holds for their values."""
         patterns = list(dict.fromkeys(pattern for entry in self.members for pattern, _ in entry.patterns))
         classes: list[tuple[Language, frozenset[str]]] = [(both(names, negate(words(declared))), frozenset())]
@@ -349,12 +347,13 @@ class Branch:
                     (both(language, languages.narrow), matched | {pattern}),
                     (both(language, negate(languages.wide)), matched),
                 ):
-                    if part != EMPTY and is_empty(part) is not True:
+                    if part != EMPTY and is_empty(part, 100) is not True:
                         split.append((part, found))
             classes = split
             if len(classes) > _MAX_KEY_CLASSES:
                 raise GuideTooLargeError(
                     f"#: {len(patterns)} patternProperties overlap in over {_MAX_KEY_CLASSES} ways",
+                    pointer="#",
                     keyword="patternProperties",
                     value=len(classes),
                 )

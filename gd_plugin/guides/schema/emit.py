@@ -17,6 +17,8 @@ __all__ = ["Whitespace", "to_llguidance"]
 
 Whitespace = OneOf["bounded", "compact", "any"]
 _MAX_RULES = 120_000
+# chains of rules: the engine recurses into them
+_MAX_COUNTED = 200
 
 
 def to_llguidance(normal: Normal, *, whitespace: Whitespace = "bounded", max_whitespace: int = 16) -> str:
@@ -62,7 +64,9 @@ class _Writer:
     def rule(self, name: str, options: list[str]) -> str:
         self.rules.append(f"{name}: {' | '.join(dict.fromkeys(options))}")
         if len(self.rules) > _MAX_RULES:
-            raise GuideTooLargeError(f"#: the grammar needs over {_MAX_RULES} rules", limit="max_guide_bytes")
+            raise GuideTooLargeError(
+                f"#: the grammar needs over {_MAX_RULES} rules", pointer="#", limit="max_guide_bytes"
+            )
         return name
 
     def new_rule(self, options: list[str]) -> str:
@@ -145,7 +149,9 @@ class _Writer:
         width = top_hits + 1
         if width * (top_length + 1) > 5_000:
             raise GuideTooLargeError(
-                f"#: counting up to {top_hits} of {top_length} items takes too many rules", keyword="contains"
+                f"#: counting up to {top_hits} of {top_length} items takes too many rules",
+                pointer="#",
+                keyword="contains",
             )
         prefix = f"c{len(self.rules)}"
         for count in range(top_length + 1):
@@ -170,13 +176,66 @@ class _Writer:
         most = None if not extras and shape.high is not None and shape.high >= len(shape.declared) else shape.high
         top = 0 if most is None and shape.low == 0 else max(shape.low, 0 if most is None else most + 1)
         if (len(shape.declared) + 1) * (top + 1) > 20_000:
-            raise GuideTooLargeError(f"#: counting {top} of {len(shape.declared)} members takes too many rules")
-        body = _Members(self, shape, extra, most, top).first()
+            raise GuideTooLargeError(
+                f"#: counting {top} of {len(shape.declared)} members takes too many rules", pointer="#"
+            )
+        if top == 0:
+            body = self.members(shape, extra)
+        elif len(shape.declared) > _MAX_COUNTED:
+            raise GuideTooLargeError(
+                f"#: members of an object with over {_MAX_COUNTED} declared keys cannot be counted",
+                pointer="#",
+                limit="max_guide_bytes",
+            )
+        else:
+            body = _CountedMembers(self, shape, extra, most, top).first()
         return f"OPEN_OBJECT {body}"
+
+    def members(self, shape: ObjectShape, extra: str) -> str:
+        """Everything behind the opening brace; halves of halves, because the engine recurses into nested rules."""
+        others = f" {self.new_rule([f'(COMMA {extra})*'])}" if extra else ""
+        fields = [f"{self.key(key)} n{node}{others}" for key, node, _ in shape.declared]
+        later = [
+            f"COMMA {member}" if must else f"(COMMA {member})?"
+            for member, (_, _, must) in zip(fields, shape.declared, strict=True)
+        ]
+        spans: dict[tuple[int, int], str] = {}
+
+        def span(low: int, high: int) -> str:
+            """The members `low` to `high`, each behind a comma."""
+            if (low, high) not in spans:
+                if high - low <= 4:
+                    spans[low, high] = self.new_rule([" ".join(later[low:high])])
+                else:
+                    middle = (low + high) // 2
+                    spans[low, high] = self.new_rule([f"{span(low, middle)} {span(middle, high)}"])
+            return spans[low, high]
+
+        def suffix(start: int, low: int, high: int) -> list[str]:
+            if start <= low:
+                return [span(low, high)] if low < high else []
+            if start >= high:
+                return []
+            if high - low <= 4:
+                return later[start:high]
+            middle = (low + high) // 2
+            return [*suffix(start, low, middle), *suffix(start, middle, high)]
+
+        count = len(fields)
+        options = []
+        for place, (_, _, must) in enumerate(shape.declared):
+            options.append(" ".join([fields[place], *suffix(place + 1, 0, count), "CLOSE_OBJECT"]))
+            if must:
+                break
+        else:
+            options.append('"}"')
+        if extra:
+            options.append(" ".join([f"{extra}{others}", *suffix(0, 0, count), "CLOSE_OBJECT"]))
+        return self.new_rule(options)
 
 
 @dataclass
-class _Members:
+class _CountedMembers:
     """The chain of one object: rules for "behind declared key i, with c members written"."""
 
     writer: _Writer
@@ -214,14 +273,11 @@ class _Members:
             if not self.extra or not self._room(count):
                 self.made[kind, place, count] = self.made["s", place, count]
                 return
-            if self.top == 0:
-                options = [f"(COMMA {self.extra})* {self.made['s', place, count]}"]
-            else:
-                more = self._more(count)
-                following = name if more == count else f"{name}_{more}"
-                options = [self.made["s", place, count], f"COMMA {self.extra} {following}"]
-                if more != count:
-                    self._extras(name, place, more)
+            more = self._more(count)
+            following = name if more == count else f"{name}_{more}"
+            options = [self.made["s", place, count], f"COMMA {self.extra} {following}"]
+            if more != count:
+                self._extras(name, place, more)
         elif place == len(declared):
             closing = '"}"' if kind == "f" else "CLOSE_OBJECT"
             options = [closing] if count >= self.shape.low else []

@@ -29,9 +29,11 @@ from gd_plugin.guides.schema.terms import Bools, Choice, Conjunction, Num, Schem
 
 __all__ = ["build_graph"]
 
-_MAX_NODES = 12_000
-_MAX_STEPS = 150_000
-_MAX_BRANCHES = 1_000
+_MAX_NODES = 3_000
+# nodes below nodes: engines recurse into them
+_MAX_NESTING = 300
+_MAX_STEPS = 60_000
+_MAX_BRANCHES = 400
 _MAX_TEST_STEPS = 4_000
 _MAX_TEST_DEPTH = 4
 _MAX_DROPPED = 200
@@ -74,9 +76,7 @@ class _Graph:
         """The alternatives of a node."""
         if number not in self._shapes:
             found: dict[Shape, None] = {}
-            count = 0
-            for branch in self._branches(self._conjunctions[number]):
-                count += 1
+            for count, branch in enumerate(self._branches(self._conjunctions[number]), 1):
                 if count > _MAX_BRANCHES:
                     raise _too_large("alternatives of one value", count)
                 for shape in branch.shapes(self._view):
@@ -150,8 +150,11 @@ class _Graph:
         return True
 
     def _key_language(self, conjunction: Conjunction) -> Language:
-        texts = [shape.language for shape in self.shapes(self.node((Types(frozenset({"string"})), *conjunction)))
-                 if isinstance(shape, TextShape)]
+        texts = [
+            shape.language
+            for shape in self.shapes(self.node((Types(frozenset({"string"})), *conjunction)))
+            if isinstance(shape, TextShape)
+        ]
         return alt(EMPTY, *texts)
 
     def _finite_values(self, conjunction: Conjunction) -> list[Conjunction] | None:
@@ -188,6 +191,7 @@ class _Graph:
         shapes = _prune({number: self._shapes[number] for number in reached})
         if not shapes[root]:
             raise UnsatisfiableGuideError("#: no value satisfies this schema", pointer="#")
+        _check_nesting(shapes, root)
         return _renumber(shapes, root)
 
     def _check_cycles(self) -> None:
@@ -320,6 +324,24 @@ def _trim_array(shape: ArrayShape, alive: set[int]) -> ArrayShape | None:
     return ArrayShape(prefix, rest, shape.low, high, contains, choices)
 
 
+def _check_nesting(nodes: dict[int, tuple[Shape, ...]], root: int) -> None:
+    stack, seen = [(root, _children(nodes[root]))], {root}
+    while stack:
+        child = next(stack[-1][1], None)
+        if child is None:
+            stack.pop()
+        elif child not in seen:
+            seen.add(child)
+            stack.append((child, _children(nodes[child])))
+            if len(stack) > _MAX_NESTING:
+                raise GuideTooLargeError(
+                    f"#: values nest over {_MAX_NESTING} schemas deep",
+                    pointer="#",
+                    limit="max_depth",
+                    value=len(stack),
+                )
+
+
 def _renumber(nodes: dict[int, tuple[Shape, ...]], root: int) -> tuple[tuple[Shape, ...], ...]:
     order, queue = {root: 0}, [root]
     for number in queue:
@@ -377,5 +399,3 @@ def build_graph(schema: object, *, additional_properties: bool, strict: bool) ->
             dropped[pointer] = Problem(pointer, error.keyword or "", "", message)
         except RecursionError as error:
             raise GuideTooLargeError("#: the schema is nested too deeply", pointer="#", limit="max_depth") from error
-
-

@@ -14,10 +14,10 @@ __all__ = [
     "ANY_TEXT",
     "EMPTY",
     "EPSILON",
+    "Alt",
     "And",
     "Cat",
     "Chars",
-    "Alt",
     "Language",
     "Not",
     "Ranges",
@@ -198,10 +198,10 @@ def cat(*parts: Language) -> Language:
                 return EMPTY
             if piece == EPSILON:
                 continue
-            if flat and isinstance(piece, Words) and isinstance(flat[-1], Words):
-                if len(piece.members) == len(flat[-1].members) == 1:
-                    flat[-1] = text(next(iter(flat[-1].members)) + next(iter(piece.members)))
-                    continue
+            last = flat[-1] if flat else None
+            if isinstance(piece, Words) and isinstance(last, Words) and len(piece.members) == len(last.members) == 1:
+                flat[-1] = text(next(iter(last.members)) + next(iter(piece.members)))
+                continue
             flat.append(piece)
     if not flat:
         return EPSILON

@@ -213,10 +213,16 @@ def _range_language(numbers: Numbers, whole: bool = False) -> Language:
     exact = numbers.excluded or numbers.not_multiples or numbers.integer is False
     parts = []
     if high is None or high >= 0:
-        bottom = (low, numbers.low_open) if low is not None and low > 0 else (Fraction(0), low == 0 and numbers.low_open)
+        bottom = (
+            (low, numbers.low_open) if low is not None and low > 0 else (Fraction(0), low == 0 and numbers.low_open)
+        )
         parts.append(_magnitudes(*bottom, high, numbers.high_open, whole, bool(exact)))
     if low is None or low <= 0:
-        bottom = (-high, numbers.high_open) if high is not None and high < 0 else (Fraction(0), high == 0 and numbers.high_open)
+        bottom = (
+            (-high, numbers.high_open)
+            if high is not None and high < 0
+            else (Fraction(0), high == 0 and numbers.high_open)
+        )
         top = None if low is None else -low
         parts.append(cat(text("-"), _magnitudes(*bottom, top, numbers.low_open, whole, bool(exact))))
     return alt(*parts)

@@ -1,8 +1,8 @@
-"""JSON Schema `pattern`: an ECMA-262 expression that is searched for -> a language of whole texts.
+r"""JSON Schema `pattern`: an ECMA-262 expression that is searched for -> a language of whole texts.
 
 In:  the pattern as the schema has it.
 Out: `Pattern.narrow`, texts that surely match, and `Pattern.wide`, texts that may match. They differ where the dialects
-     that validators use (ECMA-262, Python's `re`) read a pattern differently: `\\w` on non-ASCII letters, `$` before a
+     that validators use (ECMA-262, Python's `re`) read a pattern differently: `\w` on non-ASCII letters, `$` before a
      last newline, `.` on U+2028. What must match is guided by `narrow`, what must not by the complement of `wide`.
 Source: ECMA-262, "RegExp (Regular Expression) Objects"; JSON Schema 2020-12 core, section 6.4.
 """
@@ -111,13 +111,13 @@ _LAST_LETTER = 0x32400
 
 @lru_cache(maxsize=1)
 def _unicode_digits() -> tuple[_Range, ...]:
-    """What Python's `\\d` takes."""
+    r"""What Python's `\d` takes."""
     return tuple((match.start(), match.end() - 1) for match in re.finditer(r"\d+", _all_letters()))
 
 
 @lru_cache(maxsize=1)
 def _unicode_words() -> tuple[_Range, ...]:
-    """A superset of what Python's `\\w` takes: gaps shorter than 32 code points count as words, to keep it short."""
+    r"""A superset of what Python's `\w` takes: gaps shorter than 32 code points count as words, to keep it short."""
     gaps = [(match.start(), match.end() - 1) for match in re.finditer(r"\W{32,}", _all_letters())]
     gaps = [gap for gap in gaps if gap[0] > 0x7F and gap[1] < _LAST_LETTER - 1]
     return (*_WORD, *complement_ranges([(0, 0x7F), *gaps, (_LAST_LETTER, 0xE00FF), (0xE01F0, 0x10FFFF)]))
@@ -429,7 +429,9 @@ class _Translator:
             return alt(*(self.translate(part, rest, at_start) for part in node.parts))
         if isinstance(node, _Sequence):
             return self.sequence(node.parts, rest, at_start)
-        return self.times(node, rest, at_start)
+        if isinstance(node, _Times):
+            return self.times(node, rest, at_start)
+        raise TypeError(f"not a pattern: {node!r}")
 
     def sequence(self, parts: tuple[_Node, ...], rest: Language, at_start: bool) -> Language:
         starts = []

@@ -70,7 +70,9 @@ def scalar_type(value: Any) -> str:
         return "boolean"
     if isinstance(value, int | float):
         return "number"
-    return {str: "string", list: "array"}.get(type(value), "object")
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
 
 
 def value_terms(values: list[Any]) -> Conjunction:
@@ -167,7 +169,8 @@ class Reader:
 
     def inplace(self, term: SchemaTerm) -> list[SchemaTerm]:
         """The subschemas that apply to the same value; for finding cycles."""
-        place, found = self._places[term.index], []
+        place = self._places[term.index]
+        found: list[SchemaTerm] = []
         for keyword in self._keywords(place):
             if keyword in _INPLACE or keyword in ("then", "else"):
                 value = place.value[keyword]
@@ -483,7 +486,8 @@ def _read_contains(reader: Reader, place: Subschema, scopes: _Scopes) -> Conjunc
 
 
 def _not_contains(reader: Reader, place: Subschema) -> list[Conjunction]:
-    array, options = Types(frozenset({"array"})), []
+    array = Types(frozenset({"array"}))
+    options: list[Conjunction] = []
     for term in _read_contains(reader, place, ()):
         if isinstance(term, ContainsItem):
             outside = reader.invert(term.item)
@@ -493,7 +497,7 @@ def _not_contains(reader: Reader, place: Subschema) -> list[Conjunction]:
                 options.append((array, ContainsItem(term.item, outside, 0, term.low - 1, term.pointer)))
             if term.high is not None:
                 options.append((array, ContainsItem(term.item, (), term.high + 1, None, term.pointer)))
-    return [tuple(option) for option in options]
+    return options
 
 
 def _read_members(reader: Reader, place: Subschema, scopes: _Scopes) -> Conjunction:
@@ -501,7 +505,9 @@ def _read_members(reader: Reader, place: Subschema, scopes: _Scopes) -> Conjunct
     keywords = reader._keywords(place)
     named: tuple[tuple[str, Conjunction], ...] = ()
     if "properties" in keywords:
-        named = tuple((key, reader.child(place, item, "properties", key)) for key, item in _dict(place, "properties").items())
+        named = tuple(
+            (key, reader.child(place, item, "properties", key)) for key, item in _dict(place, "properties").items()
+        )
     patterns: list[tuple[str, Conjunction]] = []
     if "patternProperties" in keywords:
         for key, item in _dict(place, "patternProperties").items():
@@ -573,9 +579,7 @@ def _read_dependencies(reader: Reader, place: Subschema, scopes: _Scopes) -> Con
     return tuple(found)
 
 
-def _dependency(
-    reader: Reader, place: Subschema, keyword: str, key: str, value: Any, scopes: _Scopes
-) -> Conjunction:
+def _dependency(reader: Reader, place: Subschema, keyword: str, key: str, value: Any, scopes: _Scopes) -> Conjunction:
     if keyword != "dependentSchemas" and isinstance(value, list):
         return (Required(_names(place, keyword, value)),)
     return _scoped(reader.child(place, value, keyword, key), scopes)

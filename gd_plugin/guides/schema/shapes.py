@@ -10,7 +10,7 @@ from gd_plugin.guides.report import Problem
 from gd_plugin.guides.schema.languages import Language
 from gd_plugin.guides.schema.numbers import Numbers
 
-__all__ = ["Contains", "Extra", "Literal", "Normal", "NumberShape", "ObjectShape", "ArrayShape", "Shape", "TextShape"]
+__all__ = ["ArrayShape", "Contains", "Extra", "Literal", "Normal", "NumberShape", "ObjectShape", "Shape", "TextShape"]
 
 
 @dataclass(frozen=True, slots=True)

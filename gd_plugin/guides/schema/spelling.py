@@ -1,7 +1,7 @@
-"""Languages -> terminals in Lark syntax, as JSON spells them.
+r"""Languages -> terminals in Lark syntax, as JSON spells them.
 
 In:  a `Language` of texts (or of numbers, whose characters need no escapes).
-Out: a terminal expression. Every spelling that JSON allows of a member is in it: raw, short escape, `\\uXXXX`, surrogate pair.
+Out: a terminal expression. Every spelling that JSON allows of a member is in it: raw, short escape, `\uXXXX`.
 Large sets of fixed words take their usual spelling only (`_FULL_WORDS`); their complements still leave out all spellings.
 Kept here: spelling maps each text to a set of spellings that no other text has, so it commutes with intersection and
 complement. Source: RFC 8259, section 7; llguidance's Lark dialect (`&`, `~` on terminals).
@@ -154,7 +154,7 @@ def _escaped_set(ranges: Ranges) -> str:
 
 
 def _pairs(low: int, high: int) -> list[str]:
-    """Surrogate pairs of code points over U+FFFF, behind a first `\\u`."""
+    r"""Surrogate pairs of code points over U+FFFF, behind a first `\u`."""
     first, last = divmod(low - 0x10000, 0x400), divmod(high - 0x10000, 0x400)
     rows = []
     if first[0] == last[0]:

@@ -1,0 +1,49 @@
+"""A schema guide's text and the configuration -> what a backend cannot enforce, and the grammar it is given.
+
+Adapters call this; each schema is brought into normal form once, however many backends ask.
+"""
+
+import json
+from functools import lru_cache
+
+from gd_plugin.config import GuidedDecodingConfig
+from gd_plugin.errors import GuideError, UnsupportedGuideError
+from gd_plugin.guides.report import Problem
+from gd_plugin.guides.schema.emit import to_llguidance
+from gd_plugin.guides.schema.graph import build_graph
+from gd_plugin.guides.schema.shapes import Normal
+
+__all__ = ["normal_form", "schema_problems", "schema_to_lark"]
+
+
+def normal_form(text: str, config: GuidedDecodingConfig) -> Normal:
+    """The normal form of a schema in JSON text; see `build_graph` for what it raises."""
+    return _normal_form(text, config.additional_properties, config.strict)
+
+
+@lru_cache(maxsize=32)
+def _normal_form(text: str, additional_properties: bool, strict: bool) -> Normal:
+    return build_graph(json.loads(text), additional_properties=additional_properties, strict=strict)
+
+
+def schema_problems(text: str, config: GuidedDecodingConfig, backend: str) -> list[Problem]:
+    """What `backend` cannot enforce: what has no normal form, or with `strict=False` what was dropped for that."""
+    try:
+        normal = normal_form(text, config)
+    except UnsupportedGuideError as error:
+        return [Problem(error.pointer or "#", error.keyword or "", backend, _reason(error))]
+    except GuideError:
+        # wrong for every backend: compile says so
+        return []
+    return [Problem(problem.pointer, problem.keyword, backend, problem.message) for problem in normal.dropped]
+
+
+def _reason(error: UnsupportedGuideError) -> str:
+    text = str(error)
+    return text.removeprefix(f"{error.pointer}: ")
+
+
+def schema_to_lark(text: str, config: GuidedDecodingConfig) -> str:
+    """The grammar for llguidance; raises what `build_graph` and `to_llguidance` raise."""
+    normal = normal_form(text, config)
+    return to_llguidance(normal, whitespace=config.whitespace, max_whitespace=config.max_whitespace)

@@ -1,0 +1,307 @@
+# ruff: noqa: E501  (one row of a table, one line)
+"""Every keyword: what is admitted is valid, what is valid in the documented spellings is admitted.
+
+The judge of validity is `jsonschema`; the tables say what must be admitted, so that a refusal of everything fails too.
+"""
+
+import json
+
+import jsonschema
+import pytest
+
+import gd_plugin as gd
+from gd_plugin.grammars.backends.registry import create_backend
+from gd_plugin.guides.schema import normalise
+
+pytest.importorskip("llguidance")
+
+# schema, instances to try: the judge says which of them are valid
+CASES = {
+    "type": ({"type": "integer"}, [1, 0, -5, 1.0, 1.5, "1", None, True, [], {}]),
+    "type list": ({"type": ["string", "null"]}, ["", None, 1, True]),
+    "no type beside a bound": ({"minimum": 3}, [2, 3, "x", None, [1], {"a": 1}]),
+    "boolean true": (True, [1, "x", None, {"a": [1, {}]}]),
+    "boolean inside": ({"properties": {"a": False, "b": True}}, [{"b": 1}, {"a": 1}, {}]),
+    "enum": ({"enum": [1, "a", None, True, [1, 2], {"x": 1}]}, [1, 1.0, "a", None, True, False, [1, 2], [2], {"x": 1}, {}]),
+    "const string": ({"const": 'a"\\/\n\u00e9\U0001f600'}, ['a"\\/\n\u00e9\U0001f600', "a"]),
+    "minimum": ({"type": "number", "minimum": -1.5}, [-1.5, -1.6, 0, 1e-7, 3e20, -2]),
+    "exclusive bounds": (
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 10},
+        [0, 0.0, 1e-7, 9.5, 10, 9, 10.0],
+    ),
+    "integer range": ({"type": "integer", "minimum": -3, "maximum": 120}, [-4, -3, 0, 99, 100, 120, 121, 12.0, 12.5]),
+    "past 64 bits": ({"type": "integer", "maximum": 2**70}, [2**70, 2**70 + 1, -(2**80)]),
+    "multipleOf": ({"type": "integer", "multipleOf": 6}, [0, 6, 7, 12, 15, 600, -6, 3]),
+    "multipleOf decimal": ({"type": "number", "multipleOf": 2.5, "minimum": 0}, [0, 2.5, 3, 5, 7.5, 10, 12]),
+    "minLength": ({"type": "string", "minLength": 2, "maxLength": 3}, ["a", "ab", "a\nb", "\U0001f600" * 3, "abcd"]),
+    "pattern": ({"type": "string", "pattern": "a+b"}, ["xaab", "ab", "ba", "aXb"]),
+    "pattern and length": ({"type": "string", "pattern": "^[bc]+$", "maxLength": 3}, ["bcb", "bcbc", "x", ""]),
+    "look-ahead": ({"type": "string", "pattern": "^(?!foo)[a-z]+$"}, ["foo", "food", "fo", "bar"]),
+    "format date": ({"type": "string", "format": "date"}, ["2024-02-29", "2023-02-29", "2024-04-31", "0000-01-01"]),
+    "format date-time": (
+        {"type": "string", "format": "date-time"},
+        ["2024-02-29T10:00:00Z", "2024-02-29T10:00:00.5+01:00", "2024-02-29T25:00:00Z", "2024-02-29T10:00:00"],
+    ),
+    "format unknown": ({"type": "string", "format": "isbn"}, ["x", ""]),
+    "format uuid": ({"format": "uuid"}, ["123e4567-e89b-12d3-a456-426614174000", "123e4567", 1]),
+    "items": ({"type": "array", "items": {"type": "boolean"}}, [[], [True], [True, False], [1]]),
+    "minItems": ({"type": "array", "minItems": 2, "maxItems": 3}, [[], [1], [1, "a"], [1, 2, 3], [1, 2, 3, 4]]),
+    "prefixItems": (
+        {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}], "items": {"type": "null"}},
+        [[], ["a"], ["a", 1], ["a", 1, None], [1], ["a", 1, 1]],
+    ),
+    "items of a tuple, draft 7": (
+        {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "string"}], "additionalItems": False},
+        [[], ["a"], ["a", 1], [1]],
+    ),
+    "contains": ({"type": "array", "contains": {"type": "null"}}, [[], [None], [1, None, 2], [1]]),
+    "minContains": (
+        {"type": "array", "items": {"type": ["integer", "null"]}, "contains": {"type": "null"}, "minContains": 2, "maxContains": 3},
+        [[], [None], [None, 1, None], [None, None, None], [None] * 4],
+    ),
+    "uniqueItems": ({"type": "array", "items": {"enum": ["a", "b", 1]}, "uniqueItems": True}, [[], ["a", "b"], ["a", "a"], [1, "b"]]),
+    "required alone": ({"type": "object", "required": ["q"]}, [{}, {"q": 1}, {"a": 1, "q": 2}]),
+    "properties": (
+        {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["b"]},
+        [{}, {"b": "x"}, {"a": 1, "b": "x"}, {"a": 1}, {"b": 1}, {"a": 1, "b": "x", "c": None}],
+    ),
+    "additionalProperties": (
+        {"properties": {"a": {}}, "additionalProperties": {"type": "integer"}},
+        [{}, {"a": "x"}, {"z": 1}, {"z": "x"}, {"z": 1, "a": 2, "y": 3}],
+    ),
+    "patternProperties": (
+        {"type": "object", "patternProperties": {"^n_": {"type": "integer"}}, "additionalProperties": False},
+        [{}, {"n_a": 1}, {"n_a": "x"}, {"a": 1}],
+    ),
+    "patternProperties overlap": (
+        {"patternProperties": {"a": {"minimum": 3}, "b": {"maximum": 5}}},
+        [{"a": 3}, {"a": 2}, {"b": 5}, {"b": 6}, {"ab": 4}, {"ab": 6}, {"c": 9}],
+    ),
+    "propertyNames": ({"propertyNames": {"pattern": "^[a-z]+$"}}, [{}, {"a": 1}, {"A": 1}, {"ab": {}}]),
+    "minProperties": ({"type": "object", "minProperties": 1}, [{}, {"a": 1}, {"a": 1, "b": 2}]),
+    "maxProperties": (
+        {"type": "object", "properties": {"a": {}, "b": {}}, "maxProperties": 2},
+        [{}, {"a": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 2, "c": 3}, {"x": 1, "y": 1}, {"x": 1, "y": 1, "z": 1}],
+    ),
+    "dependentRequired": (
+        {"properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}},
+        [{}, {"b": 1}, {"a": 1}, {"a": 1, "b": 2}, 3],
+    ),
+    "dependentSchemas": (
+        {"properties": {"a": {}}, "dependentSchemas": {"a": {"required": ["c"], "properties": {"c": {"type": "null"}}}}},
+        [{}, {"a": 1}, {"a": 1, "c": None}, {"a": 1, "c": 1}, {"c": 1}],
+    ),
+    "allOf": (
+        {"allOf": [{"properties": {"a": {"minimum": 3}}}, {"properties": {"a": {"maximum": 5}}, "required": ["a"]}]},
+        [{"a": 4}, {"a": 2}, {"a": 6}, {}],
+    ),
+    "anyOf and siblings": (
+        {"type": "object", "properties": {"k": {"type": "string"}}, "anyOf": [{"required": ["k"]}, {"required": ["z"]}]},
+        [{}, {"k": "x"}, {"z": 1}, {"k": 1}, {"k": "x", "z": 1}],
+    ),
+    "oneOf disjoint": ({"oneOf": [{"type": "integer"}, {"type": "null"}]}, [1, None, "x"]),
+    "oneOf overlapping": ({"oneOf": [{"type": "integer", "minimum": 3}, {"type": "integer", "maximum": 5}]}, [2, 3, 4, 5, 6]),
+    "oneOf required": (
+        {"type": "object", "properties": {"a": {}, "b": {}}, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        [{}, {"a": 1}, {"b": 1}, {"a": 1, "b": 1}],
+    ),
+    "not": ({"not": {"type": "integer"}}, [1, 1.5, "x", None, {}]),
+    "not enum": ({"type": "string", "not": {"enum": ["a", "b"]}}, ["a", "b", "c", ""]),
+    "not pattern": ({"type": "string", "not": {"pattern": "^a"}}, ["a", "ba", "", "ab"]),
+    "not required": ({"type": "object", "not": {"required": ["a", "b"]}}, [{}, {"a": 1}, {"b": 1}, {"a": 1, "b": 1}]),
+    "if": (
+        {
+            "properties": {"k": {"enum": ["x", "y"]}, "v": {}},
+            "required": ["k"],
+            "if": {"properties": {"k": {"const": "x"}}},
+            "then": {"properties": {"v": {"type": "integer"}}},
+            "else": {"properties": {"v": {"type": "string"}}},
+        },
+        [{"k": "x", "v": 1}, {"k": "x", "v": "s"}, {"k": "y", "v": "s"}, {"k": "y", "v": 1}, {"k": "y"}],
+    ),
+    "unevaluatedProperties": (
+        {"allOf": [{"properties": {"a": {}}}], "properties": {"b": {}}, "unevaluatedProperties": False},
+        [{}, {"a": 1}, {"b": 1}, {"c": 1}],
+    ),
+    "unevaluatedItems": ({"prefixItems": [{"type": "null"}], "unevaluatedItems": {"type": "string"}}, [[], [None], [None, "a"], [None, 1]]),
+    "recursion": (
+        {"$ref": "#/$defs/t", "$defs": {"t": {"properties": {"v": {"type": "integer"}, "k": {"type": "array", "items": {"$ref": "#/$defs/t"}}}, "required": ["v"]}}},
+        [{"v": 1}, {"v": 1, "k": [{"v": 2, "k": []}]}, {"v": 1, "k": [{}]}, {}],
+    ),
+    "anchor": ({"$ref": "#x", "$defs": {"a": {"$anchor": "x", "type": "null"}}}, [None, 1]),
+    "identifier": (
+        {"$id": "http://a.example/r", "$ref": "s", "$defs": {"s": {"$id": "s", "type": "null"}}},
+        [None, 1],
+    ),
+    "ref hides siblings in draft 7": (
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "properties": {"a": {"$ref": "#/definitions/n", "maximum": 3}},
+            "definitions": {"n": {"type": "integer"}},
+        },
+        [{"a": 9}, {"a": "x"}],
+    ),
+    "draft 4 exclusive": (
+        {"$schema": "http://json-schema.org/draft-04/schema#", "type": "number", "minimum": 3, "exclusiveMinimum": True},
+        [3, 3.5, 4],
+    ),
+}  # fmt: skip
+
+
+class Texts:
+    """Asks one compiled guide about texts, byte by byte."""
+
+    def __init__(self, schema, **options):
+        tokens = [bytes([value]) for value in range(256)]
+        vocabulary = gd.Vocabulary.from_bytes([*tokens, None], stop_token_ids=[256])
+        options = {"whitespace": "any", "additional_properties": True, **options}
+        backend = create_backend("llguidance", vocabulary, gd.GuidedDecodingConfig(**options))
+        self.matcher = backend.compile(gd.Guide.json_schema(schema)).create_matcher()
+
+    def admits(self, text):
+        self.matcher.reset()
+        return all(self.matcher.accept_token(byte) for byte in text.encode()) and self.matcher.is_accepting()
+
+
+def is_valid(schema, instance):
+    cls = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    return cls(schema, format_checker=jsonschema.FormatChecker()).is_valid(instance)
+
+
+def spellings(instance):
+    return [
+        json.dumps(instance),
+        json.dumps(instance, separators=(",", ":"), ensure_ascii=False),
+        json.dumps(instance, indent=2),
+    ]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_admits_what_the_judge_accepts(name):
+    schema, instances = CASES[name]
+    texts = Texts(schema)
+    wrong = [
+        (text, is_valid(schema, instance))
+        for instance in instances
+        for text in spellings(instance)
+        if texts.admits(text) != is_valid(schema, instance)
+    ]
+    assert not wrong
+    assert len({is_valid(schema, instance) for instance in instances}) == 2 or schema is True or "isbn" in str(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "string", "maxLength": 1}, '"\\ud83d\\ude00"'),
+        ({"type": "string", "maxLength": 1}, '"\\u00e9"'),
+        ({"type": "string", "pattern": "^/$"}, '"\\/"'),
+        ({"const": "a"}, '"\\u0061"'),
+        ({"properties": {"a": {"type": "null"}}}, '{"\\u0061":null}'),
+        ({"type": "integer"}, "1e2"),
+        ({"type": "integer"}, "-0"),
+        ({"type": "integer", "minimum": 5, "maximum": 20}, "1e1"),
+        ({"type": "number", "minimum": 5}, "5e0"),
+    ],
+)
+def test_admits_every_spelling(schema, text):
+    assert Texts(schema).admits(text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "string"}, '"\\ud83d"'),
+        ({"type": "string"}, '"a\tb"'),
+        ({"properties": {"a": {"type": "null"}}}, '{"\\u0061":1}'),
+        ({"type": "integer"}, "1e-2"),
+        ({"type": "integer"}, "01"),
+        ({}, " 1"),
+        ({}, "1 "),
+        ({"type": "object", "properties": {"a": {}, "b": {}}}, '{"b":1,"a":1}'),
+    ],
+)
+def test_refuses_by_policy_or_grammar(schema, text):
+    assert not Texts(schema).admits(text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "error", "pointer"),
+    [
+        ({"$ref": "#/a"}, gd.InvalidGuideError, "#/$ref"),
+        ({"$ref": "http://elsewhere.example/x"}, gd.InvalidGuideError, "#/$ref"),
+        ({"type": "foo"}, gd.InvalidGuideError, "#/type"),
+        ({"properties": {"a": {"pattern": "("}}}, gd.InvalidGuideError, "#/properties/a/pattern"),
+        ({"properties": {"a": 3}}, gd.InvalidGuideError, "#/properties/a"),
+        (False, gd.UnsatisfiableGuideError, "#"),
+        ({"minimum": 5, "maximum": 3, "type": "integer"}, gd.UnsatisfiableGuideError, "#"),
+        ({"enum": []}, gd.UnsatisfiableGuideError, "#"),
+        ({"$ref": "#"}, gd.UnsatisfiableGuideError, "#"),
+        ({"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}, gd.UnsatisfiableGuideError, "#"),
+        ({"type": "array", "uniqueItems": True}, gd.UnsupportedGuideError, "#/uniqueItems"),
+        ({"type": "string", "format": "regex"}, gd.UnsupportedGuideError, "#/format"),
+        ({"properties": {"a": {"pattern": "(a)\\1"}}}, gd.UnsupportedGuideError, "#/properties/a/pattern"),
+    ],
+)
+def test_refusals_name_the_place(schema, error, pointer):
+    with pytest.raises(error) as caught:
+        normalise(schema, additional_properties=True, strict=True)
+    assert caught.value.pointer == pointer
+
+
+def test_not_strict_drops_and_lists():
+    schema = {"type": "array", "items": {"type": "string", "pattern": "(a)\\1"}, "uniqueItems": True}
+    normal = normalise(schema, additional_properties=True, strict=False)
+    assert {(p.pointer, p.keyword) for p in normal.dropped} == {
+        ("#/uniqueItems", "uniqueItems"),
+        ("#/items/pattern", "pattern"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("whitespace", "text", "legal"),
+    [
+        ("compact", '{"a":1}', True),
+        ("compact", '{"a": 1}', False),
+        ("bounded", '{ \n"a" : 1 }', True),
+        ("bounded", '{"a":' + " " * 17 + "1}", False),
+        ("any", '{"a":' + " " * 99 + "1}", True),
+    ],
+)
+def test_white_space(whitespace, text, legal):
+    assert Texts({"properties": {"a": {}}}, whitespace=whitespace).admits(text) == legal
+
+
+def test_silent_objects_are_closed_where_they_declare_keys():
+    closed = Texts({"properties": {"a": {}}}, additional_properties=False)
+    assert closed.admits('{"a":1}') and not closed.admits('{"b":1}')
+    assert Texts({"type": "object"}, additional_properties=False).admits('{"b":1}')
+    merged = Texts({"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}, additional_properties=False)
+    assert merged.admits('{"a":1,"b":2}') and not merged.admits('{"c":1}')
+
+
+HOSTILE = {
+    "long strings": {"type": "string", "maxLength": 10**9, "pattern": "^a"},
+    "long minimum": {"type": "string", "minLength": 10**9},
+    "many values": {"enum": [f"value {i}" for i in range(5000)]},
+    "many keys": {"properties": {f"k{i}": {"type": "integer"} for i in range(500)}},
+    "counted keys": {"properties": {f"k{i}": {"type": "integer"} for i in range(900)}, "minProperties": 3},
+    "long tuple": {"prefixItems": [{"type": "integer"}] * 1900},
+    "deep references": {
+        "$ref": "#/$defs/d0",
+        "$defs": {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(600)} | {"d600": {}},
+    },
+    "exponential allOf": {"allOf": [{"anyOf": [{"required": [f"a{i}"]}, {"required": [f"b{i}"]}]} for i in range(40)]},
+    "exponential oneOf": {"oneOf": [{"required": [f"a{i}"]} for i in range(60)]},
+    "huge bound": {"type": "integer", "maximum": 10**3000},
+    "many patterns": {"patternProperties": {f"a{i}": {"minimum": i} for i in range(60)}},
+    "nested counts": {"type": "string", "pattern": "^((((a{1,999}){1,999}){1,999}){1,999})$"},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_schemas_end(name):
+    try:
+        Texts(HOSTILE[name])
+    except gd.GuideError as error:
+        assert error.pointer
