@@ -483,10 +483,11 @@ class GuidedDecoder:
             start = self._max_num_sequences
             counts = self._draft_tokens_host[start : start + len(batch)].tolist()
             failures += self._builder.rollback_rejected(self._target, counts, None)
-        _, token_mask = self._buffers.next_rows()
+        words, token_mask = self._buffers.next_rows()
         token_mask[: batch.num_bitmask_tokens] = 0
         rows = RowWriter(
             self.bitmask_host,
+            words,
             token_mask,
             self._vocab_size,
             draft_words=self._draft_words(d2t) if batch.is_draft else None,
