@@ -1,5 +1,7 @@
 """Types -> JSON Schema, by way of pydantic, which is imported only when a type arrives."""
 
+import types
+import typing
 from typing import Any
 
 from gd_plugin.errors import InvalidGuideError
@@ -29,7 +31,7 @@ def schema_from_type(tp: Any) -> dict[str, Any]:
         name = type(tp).__name__
         raise InvalidGuideError(f"got an instance of {name}; pass the class {name} itself")
     try:
-        schema: dict[str, Any] = TypeAdapter(tp).json_schema(by_alias=True, mode="validation")
+        schema: dict[str, Any] = TypeAdapter(_readable(tp)).json_schema(by_alias=True, mode="validation")
     except (PydanticUserError, PydanticSchemaGenerationError, TypeError, RecursionError, NameError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidGuideError(
@@ -37,3 +39,23 @@ def schema_from_type(tp: Any) -> dict[str, Any]:
             hint="give the fields types that JSON can hold, or pass a schema as a dict",
         ) from error
     return schema
+
+
+def _readable(tp: Any) -> Any:
+    """Return `tp` with every TypedDict of `typing` replaced: pydantic takes those only from Python 3.12 on."""
+    if typing.is_typeddict(tp) and type(tp).__module__ == "typing":
+        from typing_extensions import TypedDict
+
+        fields = {}
+        for name, hint in typing.get_type_hints(tp, include_extras=True).items():
+            if typing.get_origin(hint) in (typing.Required, typing.NotRequired):
+                [hint] = typing.get_args(hint)
+            fields[name] = _readable(hint) if name in tp.__required_keys__ else typing.NotRequired[_readable(hint)]
+        return TypedDict(tp.__name__, fields)  # type: ignore[operator]
+    arguments = typing.get_args(tp)
+    readable = tuple(_readable(argument) for argument in arguments)
+    if all(a is b for a, b in zip(arguments, readable, strict=True)):
+        return tp
+    if isinstance(tp, types.UnionType):
+        return typing.Union[readable]  # noqa: UP007
+    return tp.copy_with(readable) if hasattr(tp, "copy_with") else typing.get_origin(tp)[readable]
