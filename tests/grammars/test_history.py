@@ -235,3 +235,12 @@ def test_a_skipped_token_is_no_part_of_the_guide() -> None:
     back = tree.seat(start, {start})
     assert back is not None and back.num_tokens == 0
     assert tree.walk(node, [STOP]).state is NodeState.FINISHED
+
+
+def test_matchers_seated_for_one_step_are_distinct() -> None:
+    tree = MatcherTree(compiled(GUIDES[0]).create_matcher, BitmaskPool(WIDTH))
+    a, b = LETTERS.index(b"a"), LETTERS.index(b"b")
+    nodes = [tree.walk(tree.root, path) for path in ([a, b], [b], [a])]
+    matchers = [tree.seat(node, set(nodes)) for node in nodes]
+    assert len({id(matcher) for matcher in matchers}) == 3
+    assert [matcher.num_tokens for matcher in matchers if matcher] == [2, 1, 1]
