@@ -1,0 +1,152 @@
+"""Host functions on a stream, from plain Python through the driver library; on a capturing stream they become graph nodes.
+
+In:  a Python callable and a stream.
+Out: it runs on a thread of the driver when the stream gets there: once, or at each replay of the graph that captured it.
+
+No compiled extension: one immortal ctypes trampoline is what the driver calls, and its user data is an integer key into a
+registry, so that nothing is allocated per launch and nothing can be used after it is freed. An eager entry leaves the
+registry when it runs; a captured one lives until its handle is released.
+
+The library is a `ctypes.CDLL`, which gives up the interpreter lock around the call. With a `PyDLL` a launch behind a
+callback that is in flight would wait for the stream with the lock held, while the callback waits for the lock.
+
+A host function must not call CUDA, must not wait without a bound, and cannot raise into the driver: what it raises goes to
+`on_error`. Source: CUDA driver API, cuLaunchHostFunc.
+"""
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gd_plugin.errors import GuidedDecodingError
+
+__all__ = ["HostFunctionHandle", "HostFunctions", "load_driver"]
+
+_TRAMPOLINE_TYPE: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_LIBRARIES: Final = ("libcuda.so.1", "nvcuda.dll")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    function: Callable[[], Any]
+    on_error: Callable[[BaseException], Any]
+    is_captured: bool
+
+
+# All launches of the process share one registry, because they share the trampoline, which must outlive every graph.
+_entries: dict[int, _Entry] = {}
+_keys = itertools.count(1)
+_lock = threading.Lock()
+
+
+def _run(user_data: int | None) -> None:
+    """What the driver calls, with the interpreter lock taken by ctypes."""
+    entry = None
+    try:
+        with _lock:
+            entry = _entries.get(user_data or 0)
+            if entry is not None and not entry.is_captured:
+                del _entries[user_data or 0]
+        if entry is not None:
+            entry.function()
+    except BaseException as error:
+        # nothing may leave: ctypes would print it and the driver cannot know
+        try:
+            if entry is not None:
+                entry.on_error(error)
+        except BaseException:
+            pass
+
+
+_trampoline = _TRAMPOLINE_TYPE(_run)
+
+
+def load_driver(path: str | None = None) -> ctypes.CDLL:
+    """Load the CUDA driver library.
+
+    Args:
+        path: a library with `cuLaunchHostFunc`; None is the system's CUDA driver.
+
+    Raises:
+        GuidedDecodingError: there is none, or it lacks the function.
+    """
+    problems = []
+    for name in _LIBRARIES if path is None else (path,):
+        try:
+            library = ctypes.CDLL(name)
+            launch = library.cuLaunchHostFunc
+        except (OSError, AttributeError) as error:
+            problems.append(str(error))
+            continue
+        launch.argtypes = [ctypes.c_void_p, _TRAMPOLINE_TYPE, ctypes.c_void_p]
+        launch.restype = ctypes.c_int
+        return library
+    raise GuidedDecodingError(
+        f"host functions need the CUDA driver library, which cannot be loaded ({'; '.join(problems)}); use GuidedDecoder, "
+        "which runs outside graphs, on machines without one"
+    )
+
+
+class HostFunctionHandle:
+    """Keeps the host functions of one captured graph alive; release it when the graph is gone and no replay is left."""
+
+    def __init__(self) -> None:
+        self._keys: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def release(self) -> None:
+        """Forget the functions; a replay that still runs finds nothing to do."""
+        with _lock:
+            for key in self._keys:
+                _entries.pop(key, None)
+            self._keys.clear()
+
+
+class HostFunctions:
+    """Launches host functions through one driver library."""
+
+    def __init__(self, driver: ctypes.CDLL | None = None) -> None:
+        self._driver = load_driver() if driver is None else driver
+
+    def launch(
+        self,
+        function: Callable[[], Any],
+        stream: int,
+        *,
+        on_error: Callable[[BaseException], Any],
+        handle: HostFunctionHandle | None = None,
+    ) -> None:
+        """Put `function` on a stream.
+
+        Args:
+            function: called without arguments on a thread of the driver, with the interpreter lock.
+            stream: the stream's address, `torch.cuda.Stream.cuda_stream`.
+            on_error: called there with whatever `function` raises.
+            handle: owner of the entry if the stream is being captured; None is an eager launch.
+
+        Raises:
+            GuidedDecodingError: the driver refused; nothing stays registered.
+        """
+        with _lock:
+            key = next(_keys)
+            _entries[key] = _Entry(function, on_error, handle is not None)
+            if handle is not None:
+                handle._keys.append(key)
+        status = self._driver.cuLaunchHostFunc(stream, _trampoline, key)
+        if status != 0:
+            with _lock:
+                _entries.pop(key, None)
+                if handle is not None:
+                    handle._keys.remove(key)
+            raise GuidedDecodingError(f"cuLaunchHostFunc failed with CUDA error {status}")
+
+
+def num_registered() -> int:
+    """Entries in the registry: launches that have not run yet, and captured functions."""
+    with _lock:
+        return len(_entries)
