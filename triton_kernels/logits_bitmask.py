@@ -241,7 +241,7 @@ def widest_chunk(logits: torch.Tensor) -> int:
 def chunks_per_program(num_rows: int, num_columns: int, chunk: int, device: torch.device) -> int:
     """Return the chunks a program handles, a power of two: few while the device is not full, then more."""
     wanted = num_rows * num_columns // (chunk * _PROGRAMS_PER_SM * _num_multiprocessors(device))
-    return min(max(triton.next_power_of_2(wanted), _MIN_CHUNKS), _MAX_CHUNKS)
+    return int(min(max(triton.next_power_of_2(wanted), _MIN_CHUNKS), _MAX_CHUNKS))
 
 
 @lru_cache

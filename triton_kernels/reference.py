@@ -66,7 +66,7 @@ def apply_token_bitmask_reference(
     limit: int | None = None,
 ) -> torch.Tensor:
     """Return a masked copy of `logits`, [B, N]; the other arguments as in `legal_columns`."""
-    legal = legal_columns(*logits.shape, bitmask, token_mask, d2t, row_index, col_start, limit)
+    legal = legal_columns(logits.shape[0], logits.shape[1], bitmask, token_mask, d2t, row_index, col_start, limit)
     return logits.masked_fill(~legal, float("-inf"))
 
 
@@ -83,7 +83,7 @@ def argmax_under_bitmask_reference(
 
     NaN is greater than every number; of equals the lowest column wins; a legal -inf is still legal.
     """
-    legal = legal_columns(*logits.shape, bitmask, token_mask, d2t, row_index, col_start, limit)
+    legal = legal_columns(logits.shape[0], logits.shape[1], bitmask, token_mask, d2t, row_index, col_start, limit)
     if logits.shape[1] == 0:
         return logits.new_full((logits.shape[0],), -1, dtype=torch.long)
     best = logits.masked_fill(~legal, float("-inf")).amax(dim=1, keepdim=True)  # NaN where a legal NaN is

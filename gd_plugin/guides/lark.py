@@ -8,8 +8,8 @@ Out: `parse_lark(text) -> Grammar`, the same normal form as EBNF, so that every 
     // comment   # comment
 
 The language is the context-free one: any division of the text into terminals counts, as with Lark's Earley parser and its
-dynamic_complete lexer, not a lexer's longest match. Regexes are those of Python's `re`. What is ignored may stand before, between and behind
-terminals, not inside them. Source: Lark's grammar reference.
+dynamic_complete lexer, not a lexer's longest match. Regexes are those of Python's `re`. What is ignored may stand before,
+between and behind terminals, not inside them. Source: Lark's grammar reference.
 """
 
 import re

@@ -93,7 +93,7 @@ def _apply(
     else:
         from gd_plugin.triton_kernels.reference import legal_columns
 
-        banned = ~legal_columns(*logits.shape, *arguments)
+        banned = ~legal_columns(logits.shape[0], logits.shape[1], *arguments)
         if out is not logits:
             out.copy_(logits)
         out.masked_fill_(banned, float("-inf"))

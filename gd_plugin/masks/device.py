@@ -114,7 +114,7 @@ class CudaDevice:
     def __init__(self, device: torch.device, pin_memory: bool = True) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
-        self.side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self.side = torch.cuda.Stream(self.device)
         self._pin_memory = pin_memory
 
     def main(self) -> torch.cuda.Stream:
@@ -131,7 +131,7 @@ class CudaDevice:
 
     def event(self) -> torch.cuda.Event:
         """See `MaskDevice.event`."""
-        return torch.cuda.Event()  # type: ignore[no-untyped-call]
+        return torch.cuda.Event()
 
     def record(self, event: Any, stream: Any) -> None:
         """See `MaskDevice.record`."""
