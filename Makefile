@@ -1,5 +1,6 @@
 # make demo   a real model answers in valid JSON          make check  format, lint, types, imports; writes nothing
 # make test   all tests                                   make fix    format and lint, in place
+# make test-vllm  the vLLM plugin in a real CPU engine    (3.4 GB, once)
 # make bench  tables of ratios against peers              make gpu-check  kernels on a GPU, if there is one
 
 PYTHON ?= python3
@@ -9,13 +10,16 @@ BIN := $(VENV)/bin
 export PYTHONSAFEPATH := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test check fix bench gpu-check conformance soak clean
+.PHONY: demo test test-vllm check fix bench gpu-check conformance soak clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/quickstart.py $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(ARGS)
+
+test-vllm:
+	PYTHON=$(PYTHON) .ci/test-vllm $(ARGS)
 
 # types and import directions are read from an installed wheel: an editable install hides where triton_kernels/ goes
 check: $(VENV)/.dev

@@ -21,6 +21,7 @@ from vllm.v1.sample.logits_processor import (
     LogitsProcessors,
     MoveDirectionality,
     _load_custom_logitsprocs,
+    build_logitsprocs,
     validate_logits_processors_parameters,
 )
 
@@ -260,6 +261,12 @@ def test_one_class_loads_in_both_runners() -> None:
     assert [type(item) for item in built] == [GuidedLogitsProcessor]
     groups = LogitsProcessors([_v1()])
     assert len(list(groups.non_argmax_invariant)) == 1 and not list(groups.argmax_invariant)
+
+
+def test_speculative_decoding_under_v1_is_refused_at_start() -> None:
+    """By vLLM itself, because the processor is named; test_entry_point.py has the case where vLLM says nothing."""
+    with pytest.raises(ValueError, match="speculative decoding"):
+        build_logitsprocs(SimpleNamespace(speculative_config=object()), torch.device("cpu"), False, False, (NAME,))
 
 
 @pytest.mark.parametrize(
