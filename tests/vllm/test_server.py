@@ -27,7 +27,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 DATE = r"[0-9]{4}-[0-9]{2}"
-START_S = 240
+START_S = 600
 
 
 @pytest.fixture(scope="module")
