@@ -97,9 +97,9 @@ class LLGuidanceMatcher(EngineMatcher):
 
     def _engine_accept(self, token_id: int) -> bool:
         history = self._history
-        if len(history) % _CHECKPOINT_TOKENS == 0:
-            self._add_checkpoint()
         try:
+            if len(history) % _CHECKPOINT_TOKENS == 0:
+                self._add_checkpoint()
             # not consume_token: a token refused there leaves the engine in an error for good
             accepted = bool(self._engine.try_consume_tokens([token_id]))
         except Exception as error:
