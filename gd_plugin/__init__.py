@@ -135,6 +135,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "hf":  # a room with public names of its own
+        return import_module("gd_plugin.hf")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'gd_plugin' has no attribute {name!r}")
