@@ -5,13 +5,15 @@ The judge of validity is `jsonschema`; the tables say what must be admitted, so 
 """
 
 import json
+import pathlib
 
 import jsonschema
 import pytest
 
 import gd_plugin as gd
 from gd_plugin.grammars.backends.registry import create_backend
-from gd_plugin.guides.schema import normalise
+from gd_plugin.guides.schema import normalise, schema_problems
+from gd_plugin.guides.schema.support import support_table
 
 pytest.importorskip("llguidance")
 
@@ -305,3 +307,27 @@ def test_hostile_schemas_end(name):
         Texts(HOSTILE[name])
     except gd.GuideError as error:
         assert error.pointer
+
+
+def test_document_has_the_table():
+    path = pathlib.Path(__file__).parents[2] / "docs" / "schemas.md"
+    assert path.read_text(encoding="utf-8").endswith(support_table())
+
+
+UNSOUND_IN_XGRAMMAR = [
+    "minLength",
+    "pattern and length",
+    "contains",
+    "uniqueItems",
+    "allOf",
+    "oneOf overlapping",
+    "not",
+    "if",
+]
+
+
+@pytest.mark.parametrize("name", UNSOUND_IN_XGRAMMAR)
+def test_xgrammar_is_not_given_what_it_does_not_enforce(name):
+    pytest.importorskip("xgrammar")
+    problems = schema_problems(json.dumps(CASES[name][0]), gd.GuidedDecodingConfig(), "xgrammar")
+    assert problems

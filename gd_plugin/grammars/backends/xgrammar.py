@@ -29,13 +29,13 @@ from gd_plugin.errors import (
     UnsupportedGuideError,
 )
 from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, embedded_problems
-from gd_plugin.grammars.backends.xgrammar_schema import xgrammar_schema_problems
 from gd_plugin.grammars.matcher import EngineMatcher
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.grammar import to_xgrammar_ebnf
 from gd_plugin.guides.guide import Guide, GuideType
 from gd_plugin.guides.language import TEXT_KINDS, language_of
 from gd_plugin.guides.report import Problem
+from gd_plugin.guides.schema import normal_form, schema_problems
 from gd_plugin.guides.structural_tag import to_engine_format
 
 __all__ = ["XGrammarBackend", "XGrammarMatcher", "create_backend"]
@@ -164,7 +164,7 @@ class XGrammarBackend(Backend):
         if guide.guide_type is GuideType.STRUCTURAL_TAG:
             return embedded_problems(self, guide)
         if guide.guide_type is GuideType.JSON_SCHEMA:
-            return xgrammar_schema_problems(guide.guide, _NAME)
+            return schema_problems(guide.guide, self._config, _NAME)
         return []
 
     def compile(self, guide: Guide) -> CompiledGrammar:
@@ -197,6 +197,8 @@ class XGrammarBackend(Backend):
             # the engine's built-in JSON grammar refuses scalars at the root
             return self._schema_grammar("{}" if guide.guide == "any" else '{"type":"object"}')
         if guide.guide_type is GuideType.JSON_SCHEMA:
+            # its errors name the place; the engine's do not
+            normal_form(guide.guide, self._config)
             return self._schema_grammar(guide.guide)
         if guide.guide_type is GuideType.STRUCTURAL_TAG:
             spec = json.loads(guide.guide)

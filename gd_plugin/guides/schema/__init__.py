@@ -7,7 +7,7 @@ Read:       graph (the whole), reading (keywords), branches (merging), languages
 
 from gd_plugin.guides.schema.emit import to_llguidance
 from gd_plugin.guides.schema.graph import build_graph as normalise
-from gd_plugin.guides.schema.routing import schema_problems, schema_to_lark
+from gd_plugin.guides.schema.routing import normal_form, schema_problems, schema_to_lark
 from gd_plugin.guides.schema.shapes import Normal as NormalSchema
 
-__all__ = ["NormalSchema", "normalise", "schema_problems", "schema_to_lark", "to_llguidance"]
+__all__ = ["NormalSchema", "normal_form", "normalise", "schema_problems", "schema_to_lark", "to_llguidance"]

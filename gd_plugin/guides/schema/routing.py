@@ -12,6 +12,7 @@ from gd_plugin.guides.report import Problem
 from gd_plugin.guides.schema.emit import to_llguidance
 from gd_plugin.guides.schema.graph import build_graph
 from gd_plugin.guides.schema.shapes import Normal
+from gd_plugin.guides.schema.support import xgrammar_problems
 
 __all__ = ["normal_form", "schema_problems", "schema_to_lark"]
 
@@ -35,7 +36,10 @@ def schema_problems(text: str, config: GuidedDecodingConfig, backend: str) -> li
     except GuideError:
         # wrong for every backend: compile says so
         return []
-    return [Problem(problem.pointer, problem.keyword, backend, problem.message) for problem in normal.dropped]
+    found = [Problem(problem.pointer, problem.keyword, backend, problem.message) for problem in normal.dropped]
+    if backend == "xgrammar":
+        found.extend(xgrammar_problems(text, config.additional_properties))
+    return found
 
 
 def _reason(error: UnsupportedGuideError) -> str:

@@ -62,8 +62,12 @@ def test_json(vocabulary: Vocabulary, text: str, whitespace: str, expected: bool
 REFUSED = [
     # guide, error, start of the message
     (Guide.json_schema(False), UnsatisfiableGuideError, "#: "),
-    (Guide.json_schema({"type": "integer", "minimum": 5, "maximum": 3}), UnsatisfiableGuideError, "#: "),
-    (Guide.json_schema({"$ref": "#/a"}), InvalidGuideError, "#: "),
+    (
+        Guide.json_schema({"type": "array", "items": {"type": "null"}, "minItems": 2, "maxItems": 1}),
+        UnsatisfiableGuideError,
+        "#: ",
+    ),
+    (Guide.json_schema({"$ref": "#/a"}), InvalidGuideError, "#/$ref: "),
     (Guide.regex("a").with_reasoning(), UnsupportedGuideError, "#: "),
 ]
 

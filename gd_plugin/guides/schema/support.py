@@ -1,0 +1,164 @@
+"""Which backend enforces which keyword, and how: one table, from which routing and docs/schemas.md are made.
+
+`exact`: the engine is given it as it is. `via rewrite`: it is enforced through the normal form. `refused`: the backend
+refuses a schema that has it; "auto" then takes another. `annotation`: says nothing about values.
+xgrammar is given a schema as it is, so only where it enforces every keyword in it; measured on 0.2.9.
+"""
+
+import json
+from typing import Any, Final
+
+from gd_plugin.guides.report import Problem
+from gd_plugin.guides.schema.document import escape_pointer
+
+__all__ = ["SUPPORT", "support_table", "xgrammar_problems"]
+
+_REWRITTEN: Final = [
+    "$ref",
+    "$dynamicRef",
+    "$recursiveRef",
+    "$anchor",
+    "$id",
+    "$defs",
+    "definitions",
+    "type",
+    "enum",
+    "const",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "then",
+    "else",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    "properties",
+    "patternProperties",
+    "additionalProperties",
+    "required",
+    "propertyNames",
+    "minProperties",
+    "maxProperties",
+    "unevaluatedProperties",
+    "prefixItems",
+    "items",
+    "additionalItems",
+    "contains",
+    "minContains",
+    "maxContains",
+    "minItems",
+    "maxItems",
+    "uniqueItems",
+    "unevaluatedItems",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "format",
+]
+_XGRAMMAR: Final = frozenset(
+    [
+        "$ref",
+        "$defs",
+        "definitions",
+        "type",
+        "enum",
+        "const",
+        "anyOf",
+        "properties",
+        "required",
+        "additionalProperties",
+        "items",
+        "minItems",
+        "maxItems",
+    ]
+)
+_ANNOTATIONS: Final = frozenset(
+    [
+        "$schema",
+        "$comment",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "example",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+    ]
+)
+
+SUPPORT: Final[dict[str, dict[str, str]]] = {
+    keyword: {"llguidance": "via rewrite", "xgrammar": "exact" if keyword in _XGRAMMAR else "refused"}
+    for keyword in _REWRITTEN
+}
+
+
+def xgrammar_problems(text: str, additional_properties: bool) -> list[Problem]:
+    """What xgrammar does not enforce exactly in a schema given as JSON text."""
+    found: list[Problem] = []
+
+    def add(pointer: str, keyword: str, message: str) -> None:
+        found.append(Problem(f"{pointer}/{keyword}", keyword, "xgrammar", f"xgrammar {message}; use backend='auto'"))
+
+    stack: list[tuple[Any, str]] = [(json.loads(text), "#")]
+    while stack:
+        schema, pointer = stack.pop()
+        if not isinstance(schema, dict):
+            if schema is False:
+                add(pointer, "false", "has no empty schema")
+            continue
+        keywords = [key for key in schema if key not in _ANNOTATIONS]
+        for key in keywords:
+            if key in SUPPORT and SUPPORT[key]["xgrammar"] == "refused":
+                add(pointer, key, "does not enforce this keyword exactly")
+        alone = [key for key in ("$ref", "anyOf", "enum", "const") if key in schema]
+        beside = set(keywords) - {"$defs", "definitions", "$ref", "anyOf", "enum", "const"} - {"type"}
+        if len(alone) > 1 or (alone and beside & set(SUPPORT)) or (alone and "type" in schema and not _agrees(schema)):
+            add(pointer, alone[0], "ignores what stands beside it")
+        if not alone and keywords and not isinstance(schema.get("type"), str):
+            add(pointer, "type", "needs one type where other keywords are")
+        if schema.get("type") == "object" and not alone:
+            extra = schema.get("additionalProperties", additional_properties or "properties" not in schema)
+            if "properties" in schema and extra is not False:
+                add(pointer, "additionalProperties", "takes other keys only behind the declared ones")
+            elif "properties" not in schema and "additionalProperties" not in schema:
+                add(pointer, "type", "does not enforce an object without properties")
+            elif not set(schema.get("required", ())) <= set(schema.get("properties", ())):
+                add(pointer, "required", "does not enforce keys that are not declared")
+        if schema.get("type") == "array" and "items" not in schema:
+            add(pointer, "type", "does not enforce an array without items")
+        stack.extend(_below(schema, pointer))
+    return found
+
+
+def _agrees(schema: dict[str, Any]) -> bool:
+    """Whether enum or const values all have the type that stands beside them: text only, where nothing can differ."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum", ())
+    return schema["type"] == "string" and bool(values) and all(isinstance(value, str) for value in values)
+
+
+def _below(schema: dict[str, Any], pointer: str) -> list[tuple[Any, str]]:
+    below: list[tuple[Any, str]] = []
+    for key in ("properties", "$defs", "definitions"):
+        if isinstance(schema.get(key), dict):
+            below.extend((item, f"{pointer}/{key}/{escape_pointer(name)}") for name, item in schema[key].items())
+    if isinstance(schema.get("anyOf"), list):
+        below.extend((item, f"{pointer}/anyOf/{index}") for index, item in enumerate(schema["anyOf"]))
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            below.append((schema[key], f"{pointer}/{key}"))
+    return below
+
+
+def support_table() -> str:
+    """The table of docs/schemas.md."""
+    rows = ["| keyword | llguidance | xgrammar |", "|---|---|---|"]
+    rows.extend(f"| `{key}` | {row['llguidance']} | {row['xgrammar']} |" for key, row in SUPPORT.items())
+    return "\n".join(rows) + "\n"
