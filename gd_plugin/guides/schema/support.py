@@ -6,6 +6,7 @@ xgrammar is given a schema as it is, so only where it enforces every keyword in 
 """
 
 import json
+import re
 from typing import Any, Final
 
 from gd_plugin.guides.report import Problem
@@ -119,6 +120,11 @@ def xgrammar_problems(text: str, additional_properties: bool) -> list[Problem]:
             if key in SUPPORT and SUPPORT[key]["xgrammar"] == "refused":
                 add(pointer, key, "does not enforce this keyword exactly")
         alone = [key for key in ("$ref", "anyOf", "enum", "const") if key in schema]
+        values = [schema["const"]] if "const" in schema else schema.get("enum", ())
+        if not all(isinstance(value, str | bool | None) for value in values):
+            add(pointer, alone[0], "takes one spelling only of such a value")
+        if "$ref" in schema and not re.fullmatch(r"#/(\$defs|definitions)/[A-Za-z0-9_]+", str(schema["$ref"])):
+            add(pointer, "$ref", "resolves only plain names under $defs")
         beside = set(keywords) - {"$defs", "definitions", "$ref", "anyOf", "enum", "const"} - {"type"}
         if len(alone) > 1 or (alone and beside & set(SUPPORT)) or (alone and "type" in schema and not _agrees(schema)):
             add(pointer, alone[0], "ignores what stands beside it")
