@@ -94,7 +94,7 @@ def _pattern_case(name: str, guide: Guide, pattern: str) -> Case:
 
 
 def _schema_case(name: str, schema: dict[str, Any], pattern: str) -> Case:
-    """`pattern` describes the spellings of the schema's values, for prefixes; jsonschema judges whole texts."""
+    """`pattern` describes the spellings of the schema's values, escaped keys too; jsonschema judges whole texts."""
 
     def is_complete(text: str) -> bool:
         try:
@@ -137,7 +137,7 @@ CASES = [
     _schema_case(
         "schema_object",
         SMALL_SCHEMA,
-        rf'\{{{_SPACE}"n"{_SPACE}:{_SPACE}(?:1|22|333){_SPACE},{_SPACE}"ok"{_SPACE}:{_SPACE}(?:true|false){_SPACE}\}}',
+        rf'\{{{_SPACE}"(?:n|\\u006[eE])"{_SPACE}:{_SPACE}(?:1|22|333){_SPACE},{_SPACE}"(?:o|\\u006[fF])(?:k|\\u006[bB])"{_SPACE}:{_SPACE}(?:true|false){_SPACE}\}}',
     ),
     _schema_case("schema_boolean", {"type": "boolean"}, r"true|false"),
     _schema_case(
