@@ -19,13 +19,19 @@ from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, backe
 from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.grammars.reasoning import ReasoningGrammar
 from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.grammars.worker import CompileWorker
 from gd_plugin.guides.guide import Guide
+from gd_plugin.guides.limits import check_limits, compile_weight, num_written_positions
 from gd_plugin.guides.report import Problem
 
 __all__ = ["CacheInfo", "GrammarMatcherFactory", "shared_factory"]
 
 # A compiled grammar whose engine does not tell its size is counted as this much.
 _UNKNOWN_BYTES = 1 << 16
+# Guides over this weight compile in a process that can be ended (a tenth of a second to seconds in xgrammar 0.2.9).
+_WORKER_WEIGHT = 50_000
+# Characters with repeats written out from which llguidance is tried before xgrammar.
+_LAZY_POSITIONS = 500
 # Factories that `shared_factory` keeps: one a model and configuration in use.
 _SHARED_FACTORIES = 4
 
@@ -64,6 +70,7 @@ class GrammarMatcherFactory:
         self.vocabulary = vocabulary
         self.config = config if backend == "auto" else config.replace_fields(backend=backend)
         self._backends: dict[str, Backend] = {}
+        self._workers: dict[str, CompileWorker] = {}
         self._lock = threading.Lock()
         self._cache: OrderedDict[Guide, Future[CompiledGrammar]] = OrderedDict()
         self._sizes: dict[Guide, int] = {}
@@ -180,8 +187,15 @@ class GrammarMatcherFactory:
                 backend = self._backends.setdefault(name, backend)
         return backend
 
+    def _worker(self, name: str) -> CompileWorker:
+        with self._lock:
+            if name not in self._workers:
+                self._workers[name] = CompileWorker(name, self.vocabulary, self.config)
+            return self._workers[name]
+
     def _compile(self, guide: Guide) -> CompiledGrammar:
-        """Compile with the configured backend, or with the first one that enforces all of the guide."""
+        """Compile with the configured backend, or with the cheapest one that enforces all of the guide."""
+        check_limits(guide, self.config)
         if guide.reasoning is not None:
             # the guide behind the free text is a cache entry of its own
             return ReasoningGrammar(guide, self.compile(replace(guide, reasoning=None)), self.vocabulary)
@@ -189,9 +203,9 @@ class GrammarMatcherFactory:
             return self._compile_with(self.config.backend, guide, "chosen by the caller")
         refused: dict[str, UnsupportedGuideError] = {}
         missing: dict[str, str] = {}
-        for name in backend_names():
+        for name in _cheapest_first(guide):
             try:
-                reason = "first backend that enforces all of the guide"
+                reason = "cheapest backend that enforces all of the guide"
                 if refused:
                     reason += f" ({', '.join(refused)} cannot)"
                 return self._compile_with(name, guide, reason)
@@ -215,10 +229,23 @@ class GrammarMatcherFactory:
         problems = backend.problems(guide)
         if problems and self.config.strict:
             raise _refusal(name, problems)
-        compiled = backend.compile(guide)
+        if backend.serialises and compile_weight(guide) > _WORKER_WEIGHT:
+            compiled = backend.load(guide, self._worker(name).compile(guide))
+        else:
+            compiled = backend.compile(guide)
         compiled.reason = reason
         compiled.not_enforced = tuple(problems)
         return compiled
+
+
+def _cheapest_first(guide: Guide) -> list[str]:
+    """Return the backends in the order to try; docs/language.md has the measurements behind it."""
+    names = list(backend_names())
+    if num_written_positions(guide) > _LAZY_POSITIONS and "llguidance" in names:
+        # compiled eagerly, long repeats cost seconds; llguidance builds only the states that a text reaches
+        names.remove("llguidance")
+        names.insert(0, "llguidance")
+    return names
 
 
 def _refusal(name: str, problems: list[Problem]) -> UnsupportedGuideError:

@@ -33,6 +33,7 @@ __all__ = [
     "sequence",
     "to_rust_regex",
     "used_ranges",
+    "weight",
 ]
 
 Ranges = tuple[tuple[int, int], ...]
@@ -185,15 +186,24 @@ def matches_empty(node: Node, empty_rules: frozenset[str] = frozenset()) -> bool
 
 def num_positions(node: Node) -> int:
     """Return the number of characters `node` has when every counted repeat is written out: what automata grow with."""
+    return _total(node, lambda _: 1)
+
+
+def weight(node: Node) -> int:
+    """Return the number of character ranges `node` has when every counted repeat is written out."""
+    return _total(node, lambda leaf: len(leaf.ranges))
+
+
+def _total(node: Node, count: Callable[[CharSet], int]) -> int:
     if isinstance(node, Literal):
         return len(node.text)
     if isinstance(node, Sequence):
-        return sum(num_positions(part) for part in node.parts)
+        return sum(_total(part, count) for part in node.parts)
     if isinstance(node, Either):
-        return sum(num_positions(option) for option in node.options)
+        return sum(_total(option, count) for option in node.options)
     if isinstance(node, Repeat):
-        return max(node.low, node.high or 1, 1) * num_positions(node.item)
-    return 1
+        return max(node.low, node.high or 1, 1) * _total(node.item, count)
+    return count(node) if isinstance(node, CharSet) else 1
 
 
 def used_ranges(node: Node) -> Ranges:

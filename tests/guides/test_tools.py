@@ -43,8 +43,15 @@ def is_call(style, text):
     return True
 
 
+def skip_if_refused(backend):
+    problems = backend.problems(gd.Guide.tools(TOOLS))
+    if problems:
+        pytest.skip(f"{backend.name} refuses tools: {problems[0].message}")
+
+
 @pytest.mark.parametrize("style", WRITE)
 def test_one_call(backend, judge, style):
+    skip_if_refused(backend)
     calls = [
         WRITE[style](name, arguments)
         for name in ("weather", "now", "other")
@@ -61,6 +68,7 @@ def test_one_call(backend, judge, style):
 
 @pytest.mark.parametrize("style", WRITE)
 def test_choices(backend, judge, style):
+    skip_if_refused(backend)
     call = WRITE[style]("weather", GOOD)
     separator = {"hermes": "\n", "llama": "; ", "function": "\n"}[style]
     table = {
@@ -80,6 +88,7 @@ def test_choices(backend, judge, style):
 
 
 def test_reasoning_before_a_call(vocabulary, backend):
+    skip_if_refused(backend)
     guide = gd.Guide.tools(TOOLS, "required").with_reasoning()
     matcher = gd.GrammarMatcherFactory(vocabulary, backend=backend.name).create(guide)
     text = "it asks for <tool_call>s</think>" + WRITE["hermes"]("now", "{}")

@@ -36,6 +36,7 @@ from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.grammar import to_lark
 from gd_plugin.guides.guide import Guide, GuideType
 from gd_plugin.guides.language import TEXT_KINDS, language_of
+from gd_plugin.guides.limits import compile_weight
 from gd_plugin.guides.report import Problem
 from gd_plugin.guides.schema import schema_problems, schema_to_lark
 from gd_plugin.guides.structural_tag import to_structural_lark
@@ -54,6 +55,8 @@ _MAX_CHECKPOINTS: Final = 32
 _BASE_NBYTES: Final = 1 << 20
 
 _MAX_STARTS: Final = 4
+# measured: regexes from 1.5 million on fail while masks are made, where it is too late to refuse them
+_MAX_WEIGHT: Final = 500_000
 
 _tokenizers: "weakref.WeakKeyDictionary[Vocabulary, Any]" = weakref.WeakKeyDictionary()
 
@@ -230,6 +233,9 @@ class LLGuidanceBackend(Backend):
             return [Problem("#", kind, _NAME, f"{kind} guides cannot be enforced by llguidance; use backend='auto'")]
         if guide.reasoning is not None:
             return [Problem("#", "reasoning", _NAME, "free text before a guide is not part of an llguidance grammar")]
+        if guide.guide_type in TEXT_KINDS and compile_weight(guide) > _MAX_WEIGHT:
+            message = f"with its repeats written out the guide has over {_MAX_WEIGHT} ranges of characters"
+            return [Problem("#", "size", _NAME, f"{message}; masks would fail at the engine's limits")]
         if guide.guide_type is GuideType.STRUCTURAL_TAG:
             return embedded_problems(self, guide)
         if guide.guide_type is GuideType.JSON_SCHEMA:

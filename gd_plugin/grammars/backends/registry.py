@@ -53,6 +53,8 @@ class Backend(ABC):
     """A grammar engine for one vocabulary and one configuration. Safe to use from several threads."""
 
     name: ClassVar[str]
+    # whether `dump` and `load` carry a compiled grammar from one process to another
+    serialises: ClassVar[bool] = False
 
     @abstractmethod
     def problems(self, guide: Guide) -> list[Problem]:
@@ -65,6 +67,14 @@ class Backend(ABC):
         Raises:
             GuideError: the guide is wrong; the message has the place in front.
         """
+
+    def dump(self, compiled: CompiledGrammar) -> bytes:
+        """Return a compiled grammar of this backend in the engine's own serialisation."""
+        raise NotImplementedError(f"{self.name} cannot serialise compiled grammars")
+
+    def load(self, guide: Guide, data: bytes) -> CompiledGrammar:
+        """Return what `dump` wrote, for the same vocabulary."""
+        raise NotImplementedError(f"{self.name} cannot read compiled grammars")
 
 
 def embedded_problems(backend: Backend, guide: Guide) -> list[Problem]:

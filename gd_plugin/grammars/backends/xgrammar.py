@@ -145,6 +145,7 @@ class XGrammarBackend(Backend):
     """xgrammar for one vocabulary and one configuration. Safe to use from several threads."""
 
     name = _NAME
+    serialises = True
 
     def __init__(self, vocabulary: Vocabulary, config: GuidedDecodingConfig) -> None:
         self._vocabulary = vocabulary
@@ -183,6 +184,20 @@ class XGrammarBackend(Backend):
             compiled = self._compile(guide)
         except GuideError:
             raise
+        except Exception as error:
+            raise _guide_error(guide, error) from error
+        return XGrammarCompiledGrammar(guide, self._vocabulary, compiled)
+
+    def dump(self, compiled: CompiledGrammar) -> bytes:
+        """See `Backend.dump`."""
+        if not isinstance(compiled, XGrammarCompiledGrammar):
+            raise TypeError(f"not compiled by xgrammar: {type(compiled).__name__}")
+        return str(compiled._compiled.serialize_json()).encode()
+
+    def load(self, guide: Guide, data: bytes) -> CompiledGrammar:
+        """See `Backend.load`."""
+        try:
+            compiled = xgrammar.CompiledGrammar.deserialize_json(data.decode(), _tokenizer_info(self._vocabulary))
         except Exception as error:
             raise _guide_error(guide, error) from error
         return XGrammarCompiledGrammar(guide, self._vocabulary, compiled)
