@@ -102,9 +102,9 @@ def test_release_in_generate(kit: Kit) -> None:
 
 
 def test_a_guide_that_is_dead_at_once(kit: Kit) -> None:
-    """Either refused when it is compiled, or a dead end at the first step; never an exception out of softmax."""
-    guide = gd.Guide.ebnf('root ::= "a" dead\ndead ::= [^\\u0000-\\U0010FFFF]')
+    """Refused when it is built or compiled, or a dead end at the first step; never an exception out of softmax."""
     try:
+        guide = gd.Guide.ebnf('root ::= "a" dead\ndead ::= [^\\u0000-\\U0010FFFF]')
         processor = guided(kit, guide)
     except gd.GuideError:
         return
