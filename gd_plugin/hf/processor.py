@@ -241,8 +241,12 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         """Where something before the guide banned every legal token, let all of them through alike."""
         guided = np.flatnonzero(rows.row_index >= 0)
         # a legal token with a finite score proves a row sound; the others are looked at as a whole
-        probes = out[torch.from_numpy(guided), torch.from_numpy(rows.first_legal[guided])]
-        for row in guided[(probes == float("-inf")).numpy()].tolist():
+        columns = rows.first_legal[guided]
+        if out.dtype == torch.bfloat16:  # numpy has no such type
+            probes = out[torch.from_numpy(guided), torch.from_numpy(columns)].float().numpy()
+        else:
+            probes = out.numpy()[guided, columns]
+        for row in guided[probes == -np.inf].tolist():
             if out[row].max() > float("-inf") or out[row].isnan().any():
                 continue
             legal = legal_columns(session.pool.bitmask[rows.row_index[row]], out.shape[1])

@@ -80,17 +80,16 @@ def rows_have_valid_token(rows: torch.Tensor, vocab_size: int) -> npt.NDArray[np
 
 def first_valid_tokens(rows: torch.Tensor, vocab_size: int) -> npt.NDArray[np.int64]:
     """Return for each row of int32 [B, >=W] on the CPU its lowest legal token below `vocab_size`, or -1. O(B * W)."""
-    words = rows.numpy()[:, : num_mask_words(vocab_size)].view(np.uint32)
-    if vocab_size % 32:
-        words = words.copy()
-        words[:, -1] &= np.uint32((1 << (vocab_size % 32)) - 1)
-    first_word = (words != 0).argmax(axis=1)
-    word = words[np.arange(len(words)), first_word]
-    lowest_bit = word & (~word + np.uint32(1))
-    tokens: npt.NDArray[np.int64] = 32 * first_word.astype(np.int64) + np.log2(np.maximum(lowest_bit, 1)).astype(
-        np.int64
-    )
-    tokens[word == 0] = -1
+    words = rows.numpy()[:, : num_mask_words(vocab_size)]
+    full_words, bits = divmod(vocab_size, 32)
+    tokens = np.full(len(words), -1, dtype=np.int64)
+    for row, word in enumerate((words != 0).argmax(axis=1).tolist()):
+        value = int(words[row, word])
+        if word == full_words:
+            # bits at and above vocab_size share the last word with real ones
+            value &= (1 << bits) - 1
+        if value:
+            tokens[row] = 32 * word + (value & -value).bit_length() - 1
     return tokens
 
 

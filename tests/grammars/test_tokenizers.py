@@ -218,7 +218,7 @@ UNREADABLE: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("tokenizer", UNREADABLE, ids=repr)
+@pytest.mark.parametrize("tokenizer", UNREADABLE, ids=lambda tokenizer: type(tokenizer).__name__)
 def test_what_cannot_be_read_is_refused(tokenizer: Any) -> None:
     with pytest.raises(VocabularyError):
         Vocabulary.from_tokenizer(tokenizer, stop_token_ids=[0])
