@@ -113,23 +113,30 @@ def main() -> None:
             enable_prefix_caching=False,
         )
         _check(engine)
-        rows = []
+        rows: list[dict[str, Any]] = []
         for num_requests in arguments.requests:
-            added: dict[str, list[float]] = {kind: [] for kind in KINDS[1:]}
-            bases = []
-            for round_number in range(arguments.rounds):
-                times = {kind: _step_ms(engine, kind, num_requests, 100 * round_number) for kind in KINDS}
-                bases.append(times["unguided"])
-                for kind in KINDS[1:]:
-                    added[kind].append(times[kind] - times["unguided"])
-            rows.append({"requests": num_requests, "unguided_ms": statistics.median(bases), "added_ms": added})
+            times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+            for number in range(arguments.rounds):
+                turn = number % len(KINDS)
+                for kind in (*KINDS[turn:], *KINDS[:turn]):
+                    times[kind].append(_step_ms(engine, kind, num_requests, 100 * number))
+            rows.append({"requests": num_requests, "step_ms": times})
     print(
         f"vLLM {vllm_version}, torch {torch.__version__}, {torch.get_num_threads()} threads, {arguments.rounds} rounds"
     )
-    print("requests  unguided ms/step  added by vLLM  added by gd_plugin  ratio")
+    print(
+        "milliseconds a step, median of rounds; what was added; ratio of whole steps, ours to vLLM's, with 20% and 80%"
+    )
+    print("requests  unguided    vLLM  gd_plugin  vLLM adds  gd_plugin adds  ratio")
     for row in rows:
-        theirs, ours = (statistics.median(row["added_ms"][kind]) for kind in KINDS[1:])
-        print(f"{row['requests']:8}  {row['unguided_ms']:16.2f}  {theirs:13.2f}  {ours:18.2f}  {ours / theirs:5.2f}")
+        base, theirs, ours = (statistics.median(row["step_ms"][kind]) for kind in KINDS)
+        pairs = zip(row["step_ms"]["gd_plugin"], row["step_ms"]["vLLM"], strict=True)
+        ratios = sorted(mine / other for mine, other in pairs)
+        low, high = ratios[len(ratios) // 5], ratios[-1 - len(ratios) // 5]
+        print(
+            f"{row['requests']:8}  {base:8.2f}  {theirs:6.2f}  {ours:9.2f}  {theirs - base:9.2f}  {ours - base:14.2f}  "
+            f"{statistics.median(ratios):.2f} ({low:.2f}-{high:.2f})"
+        )
     if arguments.json:
         arguments.json.write_text(json.dumps({"vllm": vllm_version, "rows": rows}, indent=1) + "\n")
 
