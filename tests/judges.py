@@ -93,6 +93,11 @@ def _pattern_case(name: str, guide: Guide, pattern: str) -> Case:
     )
 
 
+# 22 may be written 22.0 or 2.2E1: its digits, with zeros and a point anywhere, and an exponent
+_ENUM_NUMBER = r"[0.]*(?:1|2\.?2|3\.?3\.?3)[0.]*(?:[eE][+-]?\d+)?"
+_NUMBER = r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?"
+
+
 def _schema_case(name: str, schema: dict[str, Any], pattern: str) -> Case:
     """`pattern` describes the spellings of the schema's values, escaped keys too; jsonschema judges whole texts."""
 
@@ -137,13 +142,13 @@ CASES = [
     _schema_case(
         "schema_object",
         SMALL_SCHEMA,
-        rf'\{{{_SPACE}"(?:n|\\u006[eE])"{_SPACE}:{_SPACE}(?:1|22|333){_SPACE},{_SPACE}"(?:o|\\u006[fF])(?:k|\\u006[bB])"{_SPACE}:{_SPACE}(?:true|false){_SPACE}\}}',
+        rf'\{{{_SPACE}"(?:n|\\u006[eE])"{_SPACE}:{_SPACE}{_ENUM_NUMBER}{_SPACE},{_SPACE}"(?:o|\\u006[fF])(?:k|\\u006[bB])"{_SPACE}:{_SPACE}(?:true|false){_SPACE}\}}',
     ),
     _schema_case("schema_boolean", {"type": "boolean"}, r"true|false"),
     _schema_case(
         "schema_array",
         {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
-        rf"\[{_SPACE}(?:-?(?:0|[1-9]\d*)(?:{_SPACE},{_SPACE}-?(?:0|[1-9]\d*)){{0,2}}){_SPACE}\]",
+        rf"\[{_SPACE}(?:{_NUMBER}(?:{_SPACE},{_SPACE}{_NUMBER}){{0,2}}){_SPACE}\]",
     ),
     Case("json_any", Guide.json(), _reads, is_json_prefix),
     Case(
