@@ -5,17 +5,29 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from hypothesis import settings
 
 from tests.fuzz import LONG
+
+# Triton's own library decides when triton is imported, which xgrammar does, whether its kernels are interpreted
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 if TYPE_CHECKING:
     from gd_plugin import Vocabulary
 
 settings.load_profile("long" if LONG else "ci")
+
+
+@pytest.fixture
+def spawnable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let spawned processes import the tests, which `PYTHONSAFEPATH` keeps off the path."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent))
 
 
 @pytest.fixture(scope="session")

@@ -174,7 +174,7 @@ class GrammarMatcherFactory:
             for oldest in list(self._cache):
                 if total <= self.config.cache_bytes:
                     break
-                if oldest in self._sizes and oldest != guide:
+                if oldest in self._sizes:
                     total -= self._sizes.pop(oldest)
                     del self._cache[oldest]
 

@@ -8,6 +8,7 @@ Out: `to_xgrammar_ebnf` (xgrammar's EBNF), `to_lark` (llguidance's Lark). Both m
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from gd_plugin.errors import UnsupportedGuideError
 from gd_plugin.guides.expression import (
     EMPTY,
     NOTHING,
@@ -35,6 +36,10 @@ __all__ = ["Grammar", "one_rule", "to_lark", "to_regular", "to_xgrammar_ebnf"]
 _LAST_ASCII = 0x7F
 # A grammar without recursion becomes one regex up to this many characters written out: engines then need no parser.
 _MAX_REGULAR_POSITIONS = 20_000
+# Rules written into one another: expressions are compared and hashed by recursion.
+_MAX_REGULAR_HEIGHT = 40
+# llguidance 1.9.1 ends the process with a segmentation fault on a chain of about 2,000 rules.
+_MAX_LARK_RULES = 500
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,7 @@ def to_regular(grammar: Grammar) -> Node | None:
         return None
     flat: dict[str, Node] = {}
     sizes: dict[str, int] = {}
+    heights: dict[str, int] = {}
 
     def size(node: Node) -> int:
         if isinstance(node, Reference):
@@ -163,7 +169,8 @@ def to_regular(grammar: Grammar) -> Node | None:
 
     for name in _leaves_first(grammar):
         sizes[name] = size(grammar.rules[name])
-        if sizes[name] > _MAX_REGULAR_POSITIONS:
+        heights[name] = 1 + max((heights[target] for target in references(grammar.rules[name])), default=0)
+        if sizes[name] > _MAX_REGULAR_POSITIONS or heights[name] > _MAX_REGULAR_HEIGHT:
             return None
         flat[name] = _rewrite(
             grammar.rules[name], lambda leaf: flat[leaf.name] if isinstance(leaf, Reference) else leaf
@@ -235,6 +242,13 @@ def to_lark(grammar: Grammar) -> str:
     regular = to_regular(grammar)
     if regular is not None:
         return f"start: /{to_rust_regex(regular)}/\n"
+    if len(grammar.rules) > _MAX_LARK_RULES:
+        raise UnsupportedGuideError(
+            f"#: the grammar has {len(grammar.rules)} rules, llguidance takes {_MAX_LARK_RULES} safely",
+            pointer="#",
+            keyword="rules",
+            hint="use backend='xgrammar', or write rules into one another",
+        )
     names = {name: f"rule{index}" for index, name in enumerate(grammar.rules)}
     sets: dict[Ranges, str] = {}
 

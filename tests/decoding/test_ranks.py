@@ -146,6 +146,7 @@ def run_rank(rank, world_size, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("spawnable")
 def test_one_decision_for_all_ranks():
     # three, so that a shard is short; a new process imports torch, which is all the time this takes
     world_size = 3

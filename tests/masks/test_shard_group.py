@@ -66,6 +66,7 @@ def check_group(rank, world_size, group):
 
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without gloo")
+@pytest.mark.usefixtures("spawnable")
 def test_sharded_equals_unsharded():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
