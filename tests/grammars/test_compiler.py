@@ -93,11 +93,11 @@ def test_threads_match_independently(vocabulary: gd.Vocabulary) -> None:
 
 
 def test_the_cache_is_bounded_by_bytes(vocabulary: gd.Vocabulary) -> None:
-    one = gd.GrammarMatcherFactory(vocabulary).compile(gd.Guide.choice([f"option {n}" for n in range(50)])).nbytes
+    one = gd.GrammarMatcherFactory(vocabulary).compile(gd.Guide.choice([f"00 option {n}" for n in range(50)])).nbytes
     limit = 5 * one
     factory = gd.GrammarMatcherFactory(vocabulary, config=gd.GuidedDecodingConfig(cache_bytes=limit))
     for number in range(40):
-        factory.compile(gd.Guide.choice([f"{number} option {n}" for n in range(50)]))
+        factory.compile(gd.Guide.choice([f"{number:02} option {n}" for n in range(50)]))
         info = factory.cache_info()
         assert info.bytes <= limit and info.limit_bytes == limit
     assert 2 <= info.entries <= 6
@@ -105,7 +105,7 @@ def test_the_cache_is_bounded_by_bytes(vocabulary: gd.Vocabulary) -> None:
     before = info.misses
     factory.compile(gd.Guide.choice([f"39 option {n}" for n in range(50)]))
     assert factory.cache_info().misses == before
-    factory.compile(gd.Guide.choice([f"0 option {n}" for n in range(50)]))
+    factory.compile(gd.Guide.choice([f"00 option {n}" for n in range(50)]))
     assert factory.cache_info().misses == before + 1
 
 
