@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gd_plugin.grammars.vocabulary import Vocabulary
     from gd_plugin.guides.guide import Guide, GuideType, Reasoning
     from gd_plugin.guides.report import Problem
+    from gd_plugin.hf.drafting import grammar_drafting
     from gd_plugin.hf.processor import GuidedLogitsProcessor
     from gd_plugin.hf.results import RowResult
     from gd_plugin.masks.apply import apply_token_bitmask_
@@ -82,6 +83,7 @@ _HOMES = {
     "allocate_token_bitmask": "gd_plugin.masks.bitmask",
     "apply_token_bitmask_": "gd_plugin.masks.apply",
     "argmax_under_bitmask": "gd_plugin.masks.argmax",
+    "grammar_drafting": "gd_plugin.hf.drafting",
     "lint": "gd_plugin.grammars.linting",
     "register_backend": "gd_plugin.grammars.backends.registry",
     "row_has_valid_token": "gd_plugin.masks.bitmask",
@@ -127,6 +129,7 @@ __all__ = [
     "allocate_token_bitmask",
     "apply_token_bitmask_",
     "argmax_under_bitmask",
+    "grammar_drafting",
     "lint",
     "register_backend",
     "row_has_valid_token",

@@ -40,11 +40,13 @@ class Node:
         state: see NodeState.
         mask_row: row of the pool that holds this node's mask, or -1.
         first_legal: lowest legal token of that mask.
+        closing: tokens that may follow under a budget -> a completion behind each; None until a budget asks.
         error: why this node or the one it follows is dead, if not because a token was rejected.
     """
 
     __slots__ = (
         "children",
+        "closing",
         "depth",
         "error",
         "first_legal",
@@ -66,6 +68,7 @@ class Node:
         self.matcher: GrammarMatcher | None = None
         self.mask_row = -1
         self.first_legal = -1
+        self.closing: dict[int, tuple[int, ...]] | None = None
         self.error: Exception | None = None
 
     def ancestor(self, depth: int) -> "Node":
@@ -97,6 +100,7 @@ class MatcherTree:
     def __init__(self, create: Callable[[], GrammarMatcher], pool: BitmaskPool, *, window: int = 64) -> None:
         self.root = Node(None, -1, NodeState.LIVE)
         self.failures: dict[tuple[int, ...], Exception] = {}
+        self.interventions: set[tuple[int, ...]] = set()  # histories at which a budget refused a token
         self._create = create
         self._pool = pool
         self._window = window

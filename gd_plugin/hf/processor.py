@@ -17,13 +17,15 @@ from transformers import LogitsProcessor
 
 from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.grammars.backends.registry import CompiledGrammar
+from gd_plugin.grammars.closing import fewest_tokens
 from gd_plugin.grammars.compiler import shared_factory
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.guide import Guide
+from gd_plugin.hf.budget import Budget
 from gd_plugin.hf.model_facts import ban_options_text, forced_start_possible, generation_stop_ids, resolve_vocabulary
 from gd_plugin.hf.overlap import OverlappedStep
 from gd_plugin.hf.results import RowResult, read_results, read_running_results
-from gd_plugin.hf.session import Session, StepRows
+from gd_plugin.hf.session import Session, StepRows, guide_of_row
 from gd_plugin.masks.apply import apply_token_bitmask_
 from gd_plugin.masks.bitmask import legal_columns
 from gd_plugin.masks.device import open_device
@@ -45,6 +47,8 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         vocabulary: a ready Vocabulary instead of a tokenizer.
         vocab_size: columns of the model's logits, if neither `model` nor the tokenizer tells.
         stop_token_ids: further ids that end a row. Ids given to `generate(eos_token_id=...)` belong here too.
+        max_new_tokens: tokens a row may generate, its stop token included: every guided row is complete within them.
+            Pass `generate` at least as many. Of the legal tokens of a step the 64 best are tried, the others are banned.
         config: settings; None is the defaults.
         config_fields: single settings, for example `backend="xgrammar"`; win over `config`.
 
@@ -70,9 +74,13 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         vocabulary: Vocabulary | None = None,
         vocab_size: int | None = None,
         stop_token_ids: Sequence[int] | int | None = None,
+        max_new_tokens: int | None = None,
         config: GuidedDecodingConfig | None = None,
         **config_fields: Any,
     ) -> None:
+        if max_new_tokens is not None and (not isinstance(max_new_tokens, int) or max_new_tokens < 1):
+            raise ValueError(f"max_new_tokens must be a positive number of tokens or None, got {max_new_tokens!r}")
+        self._max_new_tokens = max_new_tokens
         guides = _checked_guides(guide)
         config = GuidedDecodingConfig() if config is None else config
         self.config = config.replace_fields(**config_fields) if config_fields else config
@@ -83,6 +91,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         # logits of any other width belong to another vocabulary; unknown without a model
         self._model_width = self.vocabulary.vocab_size if model is not None else None
         self._forced_start_possible = forced_start_possible(model)
+        self._tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         self._finish_ids = generation_stop_ids(model, self.vocabulary)
         self._ban_options = ban_options_text(model)
         self._root = self
@@ -98,6 +107,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         self._overlap: OverlappedStep | None = None
         self._last_shape: tuple[int, int] | None = None
         self._warned = False
+        self._budget: Budget | None = None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return guided scores.
@@ -110,7 +120,8 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             A new tensor like `scores`, or `scores` itself where nothing is guided.
 
         Raises:
-            ValueError: at a call's first step, guides and rows do not fit each other.
+            ValueError: at a call's first step, guides and rows do not fit each other, or `max_new_tokens` is below the
+                shortest completion known for a row's guide; the message has the number.
             DeadEndError: a row has no legal token, with `on_dead_end="raise"` only.
         """
         width = scores.shape[-1]
@@ -131,6 +142,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
                 self._forced_start(scores),
             )
             self._warned = False
+            self._budget = self._new_budget(len(ids))
         self._session = session
         session.follow(ids)
         rows = session.mask_rows(release=self.config.on_dead_end == "release")
@@ -144,8 +156,10 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             # columns apart, or rows that overlap because they were expanded from one
             scores = scores.contiguous()
         if self._overlap is not None:
-            return self._overlap.apply(input_ids, ids, session.pool.bitmask, rows.row_index, scores)
-        return self._apply(session, rows, scores)
+            out = self._overlap.apply(input_ids, ids, session.pool.bitmask, rows.row_index, scores)
+        else:
+            out = self._apply(session, rows, scores)
+        return out if self._budget is None else self._budget.apply(session, rows, out)
 
     def __len__(self) -> int:
         """One processor: `generate` asks for the length of what it is given."""
@@ -187,6 +201,46 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         if output is None:
             return read_running_results(session, self.compiled, self._num_guides)
         return read_results(output, session, self.compiled, self._num_guides)
+
+    def for_row(self, row: int, num_rows: int) -> "GuidedLogitsProcessor":
+        """Return a fresh processor for one row of a call with `num_rows` rows, whose rows are processed one by one."""
+        (alone,) = self
+        alone.compiled = [self.compiled[guide_of_row(row, num_rows, self._num_guides)]]
+        alone._num_guides = None
+        alone._root = alone
+        return alone
+
+    def follow_rows(self, prompt: torch.Tensor, rows: "Sequence[GuidedLogitsProcessor]") -> None:
+        """Let `results` report on a call whose rows were processed one by one, by those that `for_row` returned."""
+        self._root._last_called = self
+        self._session = Session(
+            self.compiled,
+            self._num_guides,
+            prompt.cpu().numpy(),
+            self.vocabulary,
+            self.vocabulary.vocab_size,
+            self._finish_ids,
+        )
+        for index, row in enumerate(rows):
+            if row._session is not None:
+                self._session.take_reports(index, row._session)
+
+    def spell_text(self, text: bytes) -> Sequence[int]:
+        """Return the tokenizer's own tokens for `text`, or as few as possible where it cannot say."""
+        if self._tokenizer is not None and hasattr(self._tokenizer, "encode"):
+            try:
+                ids: list[int] = self._tokenizer.encode(text.decode(), add_special_tokens=False)
+                if self.vocabulary.decode(ids) == text:
+                    return ids
+            except (UnicodeDecodeError, TypeError):
+                pass  # half a character, or a tokenizer of another make
+        return fewest_tokens(self.vocabulary, text) or ()
+
+    def _new_budget(self, num_rows: int) -> Budget | None:
+        if self._max_new_tokens is None:
+            return None
+        guides = [self.compiled[guide_of_row(row, num_rows, self._num_guides)] for row in range(num_rows)]
+        return Budget(self._max_new_tokens, self.vocabulary, guides)
 
     def _continues(self, session: Session, ids: npt.NDArray[np.int64]) -> bool:
         if self._one_call and ids.shape[0] == session.num_rows and ids.shape[1] >= session.prompt_len:

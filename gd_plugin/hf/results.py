@@ -31,7 +31,7 @@ class RowResult:
         num_tokens: generated tokens that belong to it, the stop token included.
         error: the reason of a dead end.
         final: False while the last token is unknown.
-        intervened: a budget closed the text.
+        intervened: a budget kept the row from a token it might have chosen.
     """
 
     status: Literal["complete", "truncated", "dead_end", "unguided"]
@@ -108,9 +108,10 @@ def _read_row(
         complete, error = False, engine_error
         count = _up_to_stop(tokens, vocabulary)
     text = spell(vocabulary, _without_stop(tokens[:count], vocabulary))
+    intervened = session.intervened(session_row, tokens[:count])
     if complete:
-        return RowResult("complete", text, count)
-    return RowResult("truncated" if error is None else "dead_end", text, count, error)
+        return RowResult("complete", text, count, intervened=intervened)
+    return RowResult("truncated" if error is None else "dead_end", text, count, error, intervened=intervened)
 
 
 def _dead_end(matcher: GrammarMatcher, session: Session, tokens: list[int], index: int) -> DeadEndError | None:

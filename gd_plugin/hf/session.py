@@ -189,6 +189,24 @@ class Session:
         tree = self._row_trees[row]
         return None if tree is None else tree.failures.get(tuple(token_ids))
 
+    def intervened(self, row: int, token_ids: Sequence[int]) -> bool:
+        """Tell whether a budget refused a token on the way through `token_ids` in this row."""
+        tree = self._row_trees[row]
+        if tree is None:
+            return False
+        return any(history == tuple(token_ids[: len(history)]) for history in tree.interventions)
+
+    def take_reports(self, row: int, alone: "Session") -> None:
+        """Take over why `alone`, a session of this row only, has failed, and where a budget has refused tokens."""
+        tree, source = self._row_trees[row], alone.tree_of_row(0)
+        if tree is not None and source is not None:
+            tree.failures.update(source.failures)
+            tree.interventions.update(source.interventions)
+
+    def tree_of_row(self, row: int) -> MatcherTree | None:
+        """Return the tree that holds a row's states; None if the row is unguided."""
+        return self._row_trees[row]
+
     @property
     def num_matchers(self) -> int:
         """Matchers alive in all rows."""
