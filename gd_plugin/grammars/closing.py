@@ -7,77 +7,36 @@ than need be costs freedom, never the guarantee.
 The search sees the matcher contract alone: bytes are tried as single-byte tokens.
 """
 
-import weakref
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from gd_plugin.grammars.forced import likely_text
 from gd_plugin.grammars.matcher import GrammarMatcher
+from gd_plugin.grammars.spelling import Speller
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.guide import Guide
-from gd_plugin.masks.bitmask import allocate_token_bitmask
+from gd_plugin.masks.bitmask import allocate_token_bitmask, legal_columns
 
-__all__ = ["Certificate", "closing_hints", "fewest_tokens", "find_certificate", "renew_certificate"]
+__all__ = ["Certificate", "closing_hints", "find_certificate", "renew_certificate"]
 
 Certificate = tuple[int, ...]
 
-# bytes of text a certificate may have, and accepts one search may make
+# bytes of text a certificate may have, accepts one search may make, and those it may make for a shorter one
 _MAX_BYTES = 4096
 _MAX_ACCEPTS = 40_000
+_MAX_MORE_ACCEPTS = 4_000
 # bytes that close something, in the order they are preferred; the quote comes first, inside a string only
 _CLOSERS = b"}],:"
 # bytes tried where nothing closes: beginnings of short values, fillers of strings and numbers, then all of ASCII
 _OPENERS = b'"0[{tfn-1aA.'
-_OTHERS = bytes(b for b in range(33, 127) if b not in _CLOSERS + _OPENERS)
-_BLANKS = b" \n\t\r"
+# blanks lead nowhere, and escapes are longer than what they stand for
+_LAST = b"\\ \n\t\r"
+_OTHERS = bytes(b for b in range(33, 127) if b not in _CLOSERS + _OPENERS + _LAST)
+_ORDER = {byte: place for place, byte in enumerate(_OPENERS + _OTHERS)}
 # of those, so many are followed to the end before the shortest is taken
 _MAX_TRIED = 12
 # old certificates are tried without up to so many of their first tokens
 _MAX_DROPPED = 6
-
-
-class _Spelling:
-    """What a vocabulary spells, by bytes."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.token_ids: dict[bytes, int] = {}
-        special = vocabulary.special_token_ids | vocabulary.stop_token_set
-        for token_id, text in enumerate(vocabulary.tokens):
-            if text and token_id not in special:
-                self.token_ids.setdefault(text, token_id)
-        self.longest = max(map(len, self.token_ids), default=1)
-
-    def fewest(self, text: bytes) -> list[int] | None:
-        """Return the fewest tokens that spell `text`, or None if it cannot be spelled. O(len * longest token)."""
-        best: list[tuple[int, int]] = [(0, 0)]  # tokens up to here, length of the last one
-        for end in range(1, len(text) + 1):
-            choice = (len(text) + 1, 0)
-            for size in range(1, min(end, self.longest, 64) + 1):
-                if best[end - size][0] + 1 < choice[0] and text[end - size : end] in self.token_ids:
-                    choice = (best[end - size][0] + 1, size)
-            best.append(choice)
-        tokens: list[int] = []
-        end = len(text)
-        while end:
-            size = best[end][1]
-            if not size:
-                return None
-            tokens.append(self.token_ids[text[end - size : end]])
-            end -= size
-        return tokens[::-1]
-
-
-_spellings: "weakref.WeakKeyDictionary[Vocabulary, _Spelling]" = weakref.WeakKeyDictionary()
-
-
-def _spelling(vocabulary: Vocabulary) -> _Spelling:
-    spelling = _spellings.get(vocabulary)
-    if spelling is None:
-        spelling = _spellings[vocabulary] = _Spelling(vocabulary)
-    return spelling
-
-
-def fewest_tokens(vocabulary: Vocabulary, text: bytes) -> list[int] | None:
-    """Return the fewest tokens that spell `text`, or None if the vocabulary cannot spell it."""
-    return _spelling(vocabulary).fewest(text)
 
 
 def closing_hints(guide: Guide) -> tuple[bytes, ...]:
@@ -103,7 +62,7 @@ def find_certificate(
         old: certificate of a state nearby: the search ends where its rest fits.
     """
     search = _Search(matcher.fork(), vocabulary, old)
-    found = search.from_hints(hints) or search.complete()
+    found = search.from_hints(hints) or search.shortest()
     return None if found is None else tuple(found)
 
 
@@ -123,8 +82,9 @@ class _Search:
         self._matcher = matcher
         self._old = old
         self._vocabulary = vocabulary
-        self._spelling = _spelling(vocabulary)
+        self._speller = Speller.of(vocabulary)
         self._accepts = 0
+        self._max_accepts = _MAX_ACCEPTS
         self._bitmask = allocate_token_bitmask(1, vocabulary.vocab_size)
 
     def from_hints(self, hints: Iterable[bytes]) -> list[int] | None:
@@ -134,34 +94,48 @@ class _Search:
             head = [marker] if marker is not None and self._accept(marker) else self._take(hint)
             if head is None:
                 continue
-            rest = self.complete()
+            rest = self.shortest()
             self._matcher.rollback(len(head))
             if rest is not None and (best is None or len(head) + len(rest) < len(best)):
                 best = self._shorten([*head, *rest])
         return best
 
-    def complete(self, *, look_ahead: bool = True) -> list[int] | None:
-        """Return tokens that complete the state; the matcher is left as it was."""
+    def shortest(self) -> list[int] | None:
+        """Return tokens that complete the state, a stop token last; the matcher is left as it was."""
+        found = self._complete(_MAX_BYTES, look_ahead=False)
+        if found is None or len(found) > 1:
+            if found is not None:
+                self._max_accepts = min(self._max_accepts, self._accepts + _MAX_MORE_ACCEPTS)
+            better = self._complete(_MAX_BYTES if found is None else len(found), look_ahead=True)
+            found = found if better is None else better
+        return None if found is None else self._shorten([*found, self._vocabulary.stop_token_ids[0]])
+
+    def _complete(self, limit: int, *, look_ahead: bool) -> list[int] | None:
+        """Return at most `limit` tokens, mostly of one byte, up to an accepting state; the matcher is left as it was."""
         start = self._matcher.num_tokens
-        tokens: list[int] | None = []
-        while tokens is not None and not self._matcher.is_accepting():
-            if len(tokens) > _MAX_BYTES or self._accepts > _MAX_ACCEPTS:
-                tokens = None
+        tokens: list[int] = []
+        uses: Counter[int] = Counter()
+        found: list[int] | None = None
+        while len(tokens) <= limit and self._accepts < self._max_accepts:
+            if self._matcher.is_accepting():
+                found = tokens
                 break
             rest = renew_certificate(self._matcher, self._old)
             if rest is not None:
-                self._matcher.rollback(self._matcher.num_tokens - start)
-                return [*tokens, *rest]
-            step = self._step(look_ahead)
-            tokens = None if step is None else tokens + step
+                found = [*tokens, *rest[:-1]]
+                break
+            step = self._step(uses, limit - len(tokens) if look_ahead else 0)
+            if step is None:
+                break
+            tokens += step
         self._matcher.rollback(self._matcher.num_tokens - start)
-        return None if tokens is None else self._shorten([*tokens, self._vocabulary.stop_token_ids[0]])
+        return found
 
-    def _step(self, look_ahead: bool) -> list[int] | None:
+    def _step(self, uses: "Counter[int]", look_ahead: int) -> list[int] | None:
         """Advance by the best next bytes; None if there is no way on."""
-        forced = self._matcher.forced_text()
-        if forced:
-            taken = self._take(forced)
+        likely = likely_text(self._matcher, self._vocabulary, self._bitmask)
+        if likely:
+            taken = self._take(likely)
             if taken is not None:
                 return taken
         if self._legal(b'"') and (self._legal(b"Z") or self._legal(b"~")):
@@ -169,39 +143,40 @@ class _Search:
         for byte in _CLOSERS:
             if (taken := self._take(bytes([byte]))) is not None:
                 return taken
-        return self._best_other(look_ahead)
-
-    def _best_other(self, look_ahead: bool) -> list[int] | None:
-        """Follow each of the other bytes to the end and take the one that ends first; deeper down, the first one."""
-        best: list[int] | None = None
-        length = tried = 0
         legal = self._legal_bytes()
-        # blanks lead nowhere, so they come last
-        ahead = [b for b in _OPENERS + _OTHERS if b in legal] or [b for b in _BLANKS if b in legal]
-        for byte in ahead:
+        # what has been taken least comes first, so that no loop is walked for ever
+        ahead = sorted(legal & _ORDER.keys(), key=lambda byte: (uses[byte], _ORDER[byte])) or [
+            byte for byte in _LAST if byte in legal
+        ]
+        best = self._best_of(ahead, look_ahead) if look_ahead and len(ahead) > 1 else None
+        for byte in ahead if best is None else [best]:
+            if (taken := self._take(bytes([byte]))) is not None:
+                uses[byte] += 1
+                return taken
+        return self._any_token()
+
+    def _best_of(self, ahead: list[int], limit: int) -> int | None:
+        """Follow the first of these bytes to the end and return the one that ends first."""
+        best: int | None = None
+        for byte in ahead[:_MAX_TRIED]:
             head = self._take(bytes([byte]))
             if head is None:
                 continue
-            if not look_ahead or len(ahead) == 1:
-                return head
-            rest = self.complete(look_ahead=False)
+            rest = self._complete(limit - 1, look_ahead=False)
             self._matcher.rollback(len(head))
-            if rest is not None and (best is None or len(rest) < length):
-                best, length = head, len(rest)
-            tried += 1
-            if tried >= _MAX_TRIED:
-                break
-        if best is not None:
-            for token_id in best:
-                self._accept(token_id)
-            return best
-        return self._any_token()
+            if rest is not None:
+                best, limit = byte, len(rest)
+        return best
 
     def _any_token(self) -> list[int] | None:
-        """Bytes outside ASCII, where a guide allows nothing else."""
+        """Bytes outside ASCII, where a guide allows nothing else; then any token."""
         for byte in range(128, 256):
             if (taken := self._take(bytes([byte]))) is not None:
                 return taken
+        self._matcher.fill_next_token_bitmask(self._bitmask, 0)
+        for token_id in legal_columns(self._bitmask[0], self._vocabulary.vocab_size).nonzero()[0].tolist():
+            if self._accept(token_id):
+                return [token_id]
         return None
 
     def _legal_bytes(self) -> set[int]:
@@ -210,7 +185,7 @@ class _Search:
         row = self._bitmask.numpy()[0]
         legal = set()
         for byte in range(128):
-            token_id = self._spelling.token_ids.get(bytes([byte]))
+            token_id = self._speller.token_ids.get(bytes([byte]))
             if token_id is None or row[token_id >> 5] >> (token_id & 31) & 1:
                 legal.add(byte)
         return legal
@@ -230,7 +205,7 @@ class _Search:
         """Accept the bytes of `text` one by one; None, and the state as before, if that cannot be done."""
         tokens: list[int] = []
         for byte in text:
-            token_id = self._spelling.token_ids.get(bytes([byte]))
+            token_id = self._speller.token_ids.get(bytes([byte]))
             if token_id is None or not self._accept(token_id):
                 self._matcher.rollback(len(tokens))
                 return self._take_whole(text)
@@ -239,7 +214,7 @@ class _Search:
 
     def _take_whole(self, text: bytes) -> list[int] | None:
         """The same with the fewest tokens: a vocabulary may lack a byte, or a guide may want its own spelling."""
-        tokens = self._spelling.fewest(text)
+        tokens = self._speller.spell(text)
         if tokens is None:
             return None
         for count, token_id in enumerate(tokens):
@@ -253,7 +228,7 @@ class _Search:
         special = self._vocabulary.special_token_ids
         if any(token in special for token in tokens[:-1]):
             return tokens
-        fewest = self._spelling.fewest(self._vocabulary.decode(tokens[:-1]))
+        fewest = self._speller.spell(self._vocabulary.decode(tokens[:-1]))
         if fewest is None or len(fewest) + 1 >= len(tokens):
             return tokens
         shorter = [*fewest, tokens[-1]]

@@ -6,10 +6,13 @@ A draft is a guess about the model, never about the guide; whoever uses it keeps
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.masks.bitmask import allocate_token_bitmask, legal_columns
 
-__all__ = ["Lookup", "SpellText", "propose_draft"]
+__all__ = ["Lookup", "SpellText", "likely_text", "propose_draft"]
 
 # text -> the tokenizer's own tokens for it
 SpellText = Callable[[bytes], Sequence[int]]
@@ -19,6 +22,10 @@ _LONGEST_MATCH = 3
 _SHORTEST_MATCH = 2
 # tokens copied at once; further off, a copy is seldom right
 _MAX_COPIED = 10
+# where more tokens are legal, no text is likely
+_MAX_LEGAL = 128
+# ways of writing the same that a model seldom takes: escapes, and white space before what must come
+_UNLIKELY = frozenset(b"\\ \n\t\r")
 
 
 class Lookup:
@@ -47,6 +54,34 @@ class Lookup:
         return []
 
 
+def likely_text(matcher: GrammarMatcher, vocabulary: Vocabulary, bitmask: torch.Tensor) -> bytes:
+    """Return text that must follow, or would if nothing were written with escapes or more white space; b"" if none.
+
+    Args:
+        matcher: the state; left as it was.
+        vocabulary: the matcher's own.
+        bitmask: int32 [1, W], overwritten.
+    """
+    forced = matcher.forced_text()
+    if forced or matcher.is_accepting():
+        return forced
+    matcher.fill_next_token_bitmask(bitmask, 0)
+    legal = legal_columns(bitmask[0], vocabulary.vocab_size).nonzero()[0]
+    if len(legal) > _MAX_LEGAL:
+        return b""
+    texts = [vocabulary.tokens[token_id] for token_id in legal.tolist()]
+    found = b""
+    while True:
+        following = {text[len(found)] for text in texts if len(text) > len(found)}
+        if len(following) > 1:
+            following -= _UNLIKELY
+        # behind a byte, tokens do not show all that may follow
+        if len(following) != 1 or (found and following <= _UNLIKELY):
+            return found
+        found += bytes(following)
+        texts = [text for text in texts if text.startswith(found)]
+
+
 def propose_draft(
     matcher: GrammarMatcher, vocabulary: Vocabulary, spell_text: SpellText, lookup: Lookup | None, limit: int
 ) -> list[int]:
@@ -61,11 +96,12 @@ def propose_draft(
     """
     draft: list[int] = []
     start = matcher.num_tokens
+    bitmask = allocate_token_bitmask(1, vocabulary.vocab_size)
     try:
         while len(draft) < limit and not matcher.is_terminated():
-            forced = matcher.forced_text()
-            if forced:
-                proposed: Sequence[int] = spell_text(forced)
+            likely = likely_text(matcher, vocabulary, bitmask)
+            if likely:
+                proposed: Sequence[int] = spell_text(likely)
             elif lookup is not None:
                 proposed = lookup.continuation(draft)
             else:

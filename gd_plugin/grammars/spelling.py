@@ -23,6 +23,7 @@ class Speller:
 
     Attributes:
         text_row: int32 [W], a bit for each text token.
+        token_ids: text of a token -> the lowest id that spells it.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -30,6 +31,7 @@ class Speller:
         pairs = sorted((text, i) for i, text in enumerate(vocabulary.tokens) if text and i not in stops)
         self._texts = [text for text, _ in pairs]
         self._ids = [token_id for _, token_id in pairs]
+        self.token_ids = dict(reversed(pairs))
         self._longest = max((len(text) for text in self._texts), default=0)
         self._num_words = num_mask_words(vocabulary.vocab_size)
         bits = np.zeros(self._num_words * 32, dtype=np.uint8)
@@ -78,7 +80,7 @@ class Speller:
         for begin in range(len(text)):
             if begin in reached:
                 for end in range(begin + 1, min(len(text), begin + self._longest) + 1):
-                    if end not in reached and next(self.equal_to(text[begin:end]), None) is not None:
+                    if end not in reached and text[begin:end] in self.token_ids:
                         reached.add(end)
         return max(reached)
 
@@ -92,7 +94,7 @@ class Speller:
             for end in range(begin + 1, min(len(text), begin + self._longest) + 1):
                 rest = steps[end]
                 if rest is not None and (best is None or rest[0] + 1 < best[0]):
-                    token_id = next(self.equal_to(text[begin:end]), None)
+                    token_id = self.token_ids.get(text[begin:end])
                     if token_id is not None:
                         best = (rest[0] + 1, token_id, end)
             steps[begin] = best

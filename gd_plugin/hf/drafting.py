@@ -343,7 +343,11 @@ def _why_not(
     if unknown:
         return f"the model takes further inputs ({', '.join(unknown)})"
     cache = model_kwargs.get(_cache_name(model_kwargs))
-    if type(cache) is not DynamicCache or not getattr(cache, "is_croppable", True):
+    if (
+        not isinstance(cache, DynamicCache)
+        or type(cache) is not DynamicCache
+        or not getattr(cache, "is_croppable", True)
+    ):
         return f"the cache ({type(cache).__name__}) cannot be cut back; pass cache_implementation='dynamic'"
     if cache.get_seq_length():
         return "past_key_values already holds tokens"

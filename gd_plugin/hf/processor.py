@@ -17,8 +17,8 @@ from transformers import LogitsProcessor
 
 from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.grammars.backends.registry import CompiledGrammar
-from gd_plugin.grammars.closing import fewest_tokens
 from gd_plugin.grammars.compiler import shared_factory
+from gd_plugin.grammars.spelling import Speller
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.guide import Guide
 from gd_plugin.hf.budget import Budget
@@ -234,7 +234,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
                     return ids
             except (UnicodeDecodeError, TypeError):
                 pass  # half a character, or a tokenizer of another make
-        return fewest_tokens(self.vocabulary, text) or ()
+        return Speller.of(self.vocabulary).spell(text) or ()
 
     def _new_budget(self, num_rows: int) -> Budget | None:
         if self._max_new_tokens is None:
