@@ -12,14 +12,16 @@ Building only carries the decision out.
 import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Final
+from typing import Any, Final, Protocol, cast
 
 import torch
 
 from gd_plugin.decoding.requests import GuidedRequest, GuidedRequests
 from gd_plugin.decoding.slots import SlotStates
+from gd_plugin.grammars.matcher import GrammarMatcher
+from gd_plugin.guides.guide import Guide
 
-__all__ = ["Attaching"]
+__all__ = ["Attaching", "MatcherFactory"]
 
 _ATTACH: Final = ""
 # not a message of any error
@@ -28,6 +30,13 @@ _DEFER: Final = "\0defer"
 _DECISION_BYTES: Final = 512
 # seconds that the other ranks wait for a grammar that rank 0 has already
 _FOLLOWER_TIMEOUT_S: Final = 60.0
+
+
+class MatcherFactory(Protocol):
+    """What makes matchers: `GrammarMatcherFactory`, or anything with its `create`."""
+
+    def create(self, guide: Guide) -> GrammarMatcher:
+        """Return a new matcher at the start of `guide`."""
 
 
 class Attaching:
@@ -41,7 +50,7 @@ class Attaching:
         defer: do not wait; put the request off until the time is over.
     """
 
-    def __init__(self, factory: Any, slots: SlotStates, timeout_s: float, group: Any, defer: bool) -> None:
+    def __init__(self, factory: MatcherFactory, slots: SlotStates, timeout_s: float, group: Any, defer: bool) -> None:
         self._factory = factory
         self._slots = slots
         self._timeout_s = timeout_s
@@ -49,8 +58,6 @@ class Attaching:
         self._defer = defer
         # request id -> its compilation and when it was submitted
         self._submitted: dict[object, tuple[Future[Any], float]] = {}
-        # slot -> decision of this batch
-        self._decisions: dict[int, str] = {}
 
     def submit(self, request: GuidedRequest) -> None:
         """Start compiling the request's guide, unless that has been done or the factory cannot."""
@@ -75,24 +82,22 @@ class Attaching:
         """Tell whether this step gives the request its matcher."""
         return request.require_matcher_init() or self.arrives(request)
 
-    def decide(self, batch: GuidedRequests) -> list[object]:
-        """Decide for each request that starts in this batch; return the ids of those put off."""
+    def decide(self, batch: GuidedRequests) -> None:
+        """Decide for each request that starts in this batch, and write down in the batch who is refused or put off."""
         starting = [request for request in batch.valid_requests() if self.starts(request)]
-        self._decisions = {}
         if not starting:
-            return []
+            return
         if self._group is None:
             decisions = [self._decision(request) for request in starting]
         else:
             for request in starting:
                 self.submit(request)
             decisions = self._rank_0_decisions(starting)
-        self._decisions = {request.slot: made for request, made in zip(starting, decisions, strict=True)}
-        return [request.request_id for request in starting if self.is_deferred(request)]
-
-    def is_deferred(self, request: GuidedRequest) -> bool:
-        """Tell whether the request was put off in this batch."""
-        return self._decisions.get(request.slot) == _DEFER
+        for request, decision in zip(starting, decisions, strict=True):
+            if decision == _DEFER:
+                batch.deferred.add(request.slot)
+            elif decision != _ATTACH:
+                batch.refused[request.slot] = decision
 
     def _decision(self, request: GuidedRequest) -> str:
         if request.request_id not in self._submitted:
@@ -130,14 +135,18 @@ class Attaching:
         rows = [bytes(row) for row in on_device.cpu().tolist()]
         return [row[2 : 2 + 256 * row[0] + row[1]].decode("utf-8", "ignore") for row in rows]
 
-    def attach(self, request: GuidedRequest) -> str | None:
-        """Put the request's matcher into its slot; return what is wrong, or None. The slot is claimed either way."""
+    def attach(self, request: GuidedRequest, refusal: str | None) -> str | None:
+        """Put the request's matcher into its slot; return what is wrong, or None. The slot is claimed either way.
+
+        Args:
+            request: one that starts.
+            refusal: why it is to have no matcher, if `decide` came to that.
+        """
         slot, slots = request.slot, self._slots
-        decision = self._decisions.get(slot, _ATTACH)
-        if decision != _ATTACH:
+        if refusal is not None:
             self._submitted.pop(request.request_id, None)
             slots.attach(slot, request.request_id, request.guide, None)
-            return decision
+            return refusal
         if slots.is_live(slot, request.request_id, request.guide):
             # the same request once more, after preemption or a repeated step
             matcher = slots.matchers[slot]
@@ -150,12 +159,13 @@ class Attaching:
             slots.attach(slot, request.request_id, request.guide, matcher)
         return self.replay(request)
 
-    def _create(self, request: GuidedRequest) -> Any:
+    def _create(self, request: GuidedRequest) -> GrammarMatcher:
         submitted = self._submitted.pop(request.request_id, None)
         if submitted is not None:
             # decided already; only another rank than 0 can have to wait here
             submitted[0].result(timeout=_FOLLOWER_TIMEOUT_S)
-        return self._factory.create(request.guide)
+        # only requests with a guide start
+        return self._factory.create(cast(Guide, request.guide))
 
     def replay(self, request: GuidedRequest) -> str | None:
         """Bring the request's matcher behind its history, whatever it has consumed; return what is wrong, or None."""

@@ -56,7 +56,7 @@ class BatchBuilder:
 
         chains = []
         for request, row in batch.valid_requests_with_offsets():
-            chain = self._start(request, row, batch.max_num_draft_tokens, failures)
+            chain = self._start(batch, request, row, failures)
             if chain is None:
                 continue
             if request.draft_tree is None or request.is_draft or request.require_matcher_init():
@@ -73,18 +73,18 @@ class BatchBuilder:
                 self._slots.num_advanced_draft[chain.slot] += self._slots.num_advanced[chain.slot]
         return failures
 
-    def _start(self, request: GuidedRequest, row: int, draft_len: int, failures: Failures) -> Advance | None:
+    def _start(self, batch: GuidedRequests, request: GuidedRequest, row: int, failures: Failures) -> Advance | None:
         """Attach, or advance by the golden token; None if the request needs no row in this step."""
         slot, slots = request.slot, self._slots
         slots.num_advanced[slot] = slots.num_guided[slot] = 0
-        drafts = _drafts(request, draft_len)
+        drafts = _drafts(request, batch.max_num_draft_tokens)
         slots.max_acceptable[slot] = 1 if request.is_context_init_state else len(drafts) + 1
-        if self._attaching.is_deferred(request):
+        if slot in batch.deferred:
             return None
         if not (request.require_matcher_init() or request.require_matcher_advance()):
             return None
         try:
-            message = self._prepare(request)
+            message = self._prepare(request, batch.refused.get(slot))
             matcher = slots.matchers[slot]
             if message is None:
                 # the guards of an engine that runs one step ahead: there may be nothing left to advance
@@ -105,11 +105,11 @@ class BatchBuilder:
             return None
         return Advance(request, slot, matcher, row, drafts)
 
-    def _prepare(self, request: GuidedRequest) -> str | None:
+    def _prepare(self, request: GuidedRequest, refusal: str | None) -> str | None:
         """Have the slot hold the request's matcher, behind its history; return what is wrong, or None."""
         slot, slots = request.slot, self._slots
         if self._attaching.starts(request):
-            return self._attaching.attach(request)
+            return self._attaching.attach(request, refusal)
         if not slots.owner_matches(slot, request.request_id):
             return (
                 "the slot holds no matcher of this request: it was in no context step here; set history or "
@@ -146,8 +146,8 @@ class BatchBuilder:
     def init_arrivals(self, batch: GuidedRequests) -> None:
         """Attach matchers to the requests of the batch that come from elsewhere; the next build reports failures."""
         for request in batch.valid_requests():
-            if self._attaching.arrives(request) and not self._attaching.is_deferred(request):
-                self._slots.errors[request.slot] = self._attaching.attach(request)
+            if request.slot not in batch.deferred and self._attaching.arrives(request):
+                self._slots.errors[request.slot] = self._attaching.attach(request, batch.refused.get(request.slot))
 
     def rollback_rejected(
         self, batch: GuidedRequests, counts: Sequence[int | None], paths: Sequence[Sequence[int]] | None
@@ -170,6 +170,22 @@ class BatchBuilder:
                 self._slots.errors[request.slot] = message
                 failures.append((request.request_id, _message(request, message)))
         return failures
+
+    def num_emitted(self, batch: GuidedRequests) -> list[int | None]:
+        """Return the tokens that the target emitted, bonus included, as the requests themselves say.
+
+        Raises:
+            ValueError: a request that has drafts to undo does not say how many were accepted.
+        """
+        counts: list[int | None] = []
+        for request in batch.requests:
+            accepted = request.num_accepted_draft_tokens
+            if accepted is None and self.credit(request) > 1:
+                raise ValueError(
+                    f"request {request.request_id!r} in slot {request.seq_slot}: num_accepted_draft_tokens is missing"
+                )
+            counts.append(None if accepted is None else accepted + 1)
+        return counts
 
     def credit(self, request: GuidedRequest) -> int:
         """Tokens that the request's last build put on its matcher and that no rollback has settled yet."""

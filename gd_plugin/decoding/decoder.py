@@ -15,34 +15,25 @@ and the copy so overlap the forward pass that the engine has put on the main str
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from gd_plugin.config import GuidedDecodingConfig
-from gd_plugin.decoding.attaching import Attaching
+from gd_plugin.decoding.attaching import Attaching, MatcherFactory
 from gd_plugin.decoding.building import BatchBuilder, Failures
-from gd_plugin.decoding.requests import GuidedRequest, GuidedRequests
-from gd_plugin.decoding.rows import RowWriter
+from gd_plugin.decoding.requests import GuidedRequest, GuidedRequests, check_batch
+from gd_plugin.decoding.rows import DraftVocabulary, RowWriter
 from gd_plugin.decoding.slots import SlotStates
-from gd_plugin.decoding.speculation import walk_tree
-from gd_plugin.grammars.matcher import GrammarMatcher
-from gd_plugin.guides.guide import Guide
+from gd_plugin.decoding.tokens import Step, TokenBuffers, check_by_position
 from gd_plugin.masks.apply import apply_token_bitmask_
 from gd_plugin.masks.buffers import MaskBuffers
 from gd_plugin.masks.device import MaskDevice, open_device
 from gd_plugin.masks.shard import VocabShard
 
 __all__ = ["GuidedDecoder", "MatcherFactory"]
-
-
-class MatcherFactory(Protocol):
-    """What makes matchers: `GrammarMatcherFactory`, or anything with its `create`."""
-
-    def create(self, guide: Guide) -> GrammarMatcher:
-        """Return a new matcher at the start of `guide`."""
 
 
 class GuidedDecoder:
@@ -67,7 +58,6 @@ class GuidedDecoder:
             `SlotStates`.
         max_acceptable_tokens: by slot, tokens the target may emit this step, bonus included.
         grammar_matchers: by slot, live; a matcher put in here is used as it is.
-        requests: the batch at hand.
         deferred: ids of the batch's requests whose grammar is not ready: their rows of this step are not guided, so the
             engine drops what it samples for them and runs the step again.
 
@@ -90,11 +80,8 @@ class GuidedDecoder:
         max_look_ahead: int = 0,
         defer: bool = False,
     ) -> None:
-        sizes = {"max_num_sequences": (max_num_sequences, 1), "vocab_size_padded": (vocab_size_padded, 1)}
-        sizes |= {"max_num_draft_tokens": (max_num_draft_tokens, 0), "max_look_ahead": (max_look_ahead, 0)}
-        for name, (value, least) in sizes.items():
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+        _check_sizes(1, max_num_sequences=max_num_sequences, vocab_size_padded=vocab_size_padded)
+        _check_sizes(0, max_num_draft_tokens=max_num_draft_tokens, max_look_ahead=max_look_ahead)
         vocabulary = getattr(factory, "vocabulary", None)
         if vocabulary is not None and vocabulary.vocab_size > vocab_size_padded:
             raise ValueError(
@@ -107,7 +94,6 @@ class GuidedDecoder:
         self._vocab_size = vocab_size_padded if vocabulary is None else vocabulary.vocab_size
         self._shard = shard
         self._draft_shard = draft_shard
-        self._max_look_ahead = max_look_ahead
         self._device = open_device(device, self._config.pin_memory)
         self._slots = SlotStates(max_num_sequences, vocabulary)
         self._attaching = Attaching(factory, self._slots, self._config.compile_timeout_s, group, defer)
@@ -123,10 +109,12 @@ class GuidedDecoder:
             vocab_size_padded,
             num_host_buffers=self._num_host_buffers,
         )
-        num_tokens = max_num_sequences * (max_num_draft_tokens + 1)
-        self._new_tokens_host = self._device.empty_host(num_tokens)
-        self._draft_tokens_host = self._device.empty_host(2 * max_num_sequences)
-        self._draft_subset: tuple[torch.Tensor, npt.NDArray[np.int32] | None] | None = None
+        self._tokens = TokenBuffers(self._device, max_num_sequences, max_num_draft_tokens, self._buffers.token_event)
+        self._writers = [
+            RowWriter(host, self._vocab_size, max_look_ahead=max_look_ahead, fill_threads=self._config.fill_threads)
+            for host in self._buffers.host
+        ]
+        self._draft_vocabulary = DraftVocabulary(draft_shard, self._buffers.host[0].words.shape[1], self._vocab_size)
 
         self.num_advanced_tokens = self._slots.num_advanced
         self.num_guided_tokens = self._slots.num_guided
@@ -134,16 +122,19 @@ class GuidedDecoder:
         self.is_draft_terminated = self._slots.draft_terminated
         self.max_acceptable_tokens = self._slots.max_acceptable
         self.grammar_matchers = self._slots.matchers
-        self.requests = GuidedRequests([], max_num_draft_tokens)
+        nothing = GuidedRequests([], max_num_draft_tokens)
         self.deferred: list[object] = []
-        self._target = self.requests
-        self._has_new_tokens = False
-        self._draft_step: int | None = None
-        # what the batch at hand has been built to; None is not yet
+        self._step = Step(nothing, nothing)
+        # what the step at hand has been built to; None is not yet
         self._failures: Failures | None = []
 
     # a captured graph's copy always reads the same buffer, so there the count is 1
     _num_host_buffers = 2
+
+    @property
+    def requests(self) -> GuidedRequests:
+        """The batch at hand."""
+        return self._step.requests
 
     @property
     def bitmask_host(self) -> torch.Tensor:
@@ -189,74 +180,23 @@ class GuidedDecoder:
         if not 0 <= draft_len <= self._max_num_draft_tokens:
             raise ValueError(f"runtime_draft_len must be in [0, {self._max_num_draft_tokens}], got {draft_len}")
         batch = GuidedRequests([request.snapshot() for request in requests], draft_len)
-        self._check_batch(batch)
+        check_batch(
+            batch,
+            num_slots=self._max_num_sequences,
+            num_rows=self._buffers.num_rows,
+            reads_new_tokens=new_tokens is not None,
+        )
         if new_tokens is not None:
-            self._check_new_tokens(new_tokens)
-            self._copy_to_host(self._new_tokens_host, new_tokens.reshape(-1))
-        self._enqueue(batch, has_new_tokens=new_tokens is not None, draft_step=None)
-        self._target = batch
+            self._tokens.copy_new_tokens(new_tokens)
         if not batch.is_draft:
-            self.deferred = self._attaching.decide(batch)
+            self._attaching.decide(batch)
+            self.deferred = [request.request_id for request in batch.valid_requests() if request.slot in batch.deferred]
+        self._enqueue(Step(batch, batch, new_tokens is not None))
 
-    def _enqueue(self, batch: GuidedRequests, *, has_new_tokens: bool, draft_step: int | None) -> None:
-        """Make `batch` the one that the next build is about."""
-        self.requests = batch
-        self._has_new_tokens = has_new_tokens
-        self._draft_step = draft_step
+    def _enqueue(self, step: Step) -> None:
+        """Make `step` the one that the next build is about."""
+        self._step = step
         self._failures = None
-
-    def _check_batch(self, batch: GuidedRequests) -> None:
-        if batch.num_bitmask_tokens > self._buffers.num_rows:
-            raise ValueError(
-                f"the batch needs {batch.num_bitmask_tokens} rows but {self._buffers.num_rows} are reserved; raise "
-                "max_num_sequences"
-            )
-        used: dict[int, object] = {}
-        for request in batch.valid_requests():
-            self._check_request(request, batch)
-            slot = self._checked_slot(request, request.seq_slot)
-            if slot in used:
-                raise ValueError(f"requests {used[slot]!r} and {request.request_id!r} are both in slot {slot}")
-            used[slot] = request.request_id
-            if request.prev_seq_slot is not None:
-                self._checked_slot(request, request.prev_seq_slot)
-
-    def _checked_slot(self, request: GuidedRequest, slot: int | None) -> int:
-        if slot is None or not 0 <= slot < self._max_num_sequences:
-            raise ValueError(
-                f"request {request.request_id!r}: slot {slot} is not in [0, {self._max_num_sequences}); raise "
-                "max_num_sequences or give the request a slot"
-            )
-        return slot
-
-    def _check_request(self, request: GuidedRequest, batch: GuidedRequests) -> None:
-        if request.draft_tree is None or request.is_draft or request.is_context_init_state:
-            return
-        try:
-            num_nodes = len(walk_tree(request.draft_tree))
-            if num_nodes > batch.max_num_draft_tokens + 1:
-                raise ValueError(f"{num_nodes} nodes need a draft length of {num_nodes - 1}")
-            if not self._reads_new_tokens(request) and len(request.draft_tokens or ()) < num_nodes - 1:
-                raise ValueError(f"{num_nodes} nodes need {num_nodes - 1} draft_tokens")
-        except ValueError as error:
-            raise ValueError(f"request {request.request_id!r} in slot {request.seq_slot}: {error}") from None
-
-    def _check_new_tokens(self, new_tokens: torch.Tensor) -> None:
-        shape = (self._max_num_draft_tokens + 1, self._max_num_sequences)
-        if new_tokens.dtype != torch.int32 or tuple(new_tokens.shape) != shape:
-            raise ValueError(
-                f"new_tokens must be int32 {list(shape)} (golden and drafts, by slot), got {new_tokens.dtype} "
-                f"{list(new_tokens.shape)}"
-            )
-
-    def _copy_to_host(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Put a copy of device tokens on the main stream; `token_event` tells when they have arrived."""
-        main = self._device.main()
-        self._device.copy(target[: source.numel()], source, main)
-        self._device.record(self._buffers.token_event, main)
-
-    def _reads_new_tokens(self, request: GuidedRequest) -> bool:
-        return self._has_new_tokens and request.prev_seq_slot is not None
 
     def build(self) -> Failures:
         """Advance the matchers of the batch and write its rows on the host.
@@ -266,10 +206,34 @@ class GuidedDecoder:
         Returns:
             (request id, message) of the requests that cannot go on. Their rows are unguided.
         """
+        return self._build_once(None)
+
+    def _build_once(self, d2t: torch.Tensor | None) -> Failures:
         if self._failures is None:
-            self._fetch()
-            self._failures = self._build(None)
+            step = self._step
+            if step.has_new_tokens or step.draft_step is not None:
+                self._tokens.synchronize()
+            draft_words = self._draft_vocabulary.words(d2t) if step.requests.is_draft else None
+            self._failures = self._build_step(step, draft_words)
         return list(self._failures)
+
+    def _build_step(self, step: Step, draft_words: npt.NDArray[np.int32] | None) -> Failures:
+        """Build a step whose tokens have arrived."""
+        failures: Failures = []
+        self._tokens.read(step)
+        if step.draft_step == 0:
+            failures += self._builder.rollback_rejected(step.target, self._tokens.num_emitted(len(step.target)), None)
+        rows = self._next_rows()
+        rows.begin(step.requests.num_bitmask_tokens, draft_words)
+        failures += self._builder.build(step.requests, rows)
+        if step.ends_draft_loop:
+            self._builder.rollback_drafts()
+        return failures
+
+    def _next_rows(self) -> RowWriter:
+        """Return the writer of host rows that no copy reads any more."""
+        self._buffers.next_rows()
+        return self._writers[self._buffers.current]
 
     def copy_bitmask(self, num_bitmask_tokens: int | None = None) -> None:
         """Put the copy of the rows on the side stream, behind the last reader of the device rows.
@@ -326,13 +290,11 @@ class GuidedDecoder:
         Returns:
             See `build`.
         """
-        if self._failures is None:
-            self._fetch()
-            self._failures = self._build(d2t)
+        failures = self._build_once(d2t)
         if logits is not None:
             self.copy_bitmask()
             self.apply_bitmask(logits, d2t)
-        return list(self._failures)
+        return failures
 
     # draft loops ----------------------------------------------------------------------------------------------------
 
@@ -350,27 +312,18 @@ class GuidedDecoder:
         Raises:
             ValueError: no target batch, a step out of range, or tensors of the wrong size.
         """
-        batch_size, draft_len = len(self._target), self._target.max_num_draft_tokens
+        target = self._step.target
+        draft_len = target.max_num_draft_tokens
         if not 0 <= draft_step < draft_len:
             raise ValueError(f"draft_step must be in [0, {draft_len}), the draft length of the batch, got {draft_step}")
-        self._check_by_position("new_tokens", new_tokens)
-        staged = [new_tokens]
+        check_by_position("new_tokens", new_tokens, len(target))
         if draft_step == 0:
             if num_accepted_tokens is None:
                 raise ValueError("draft step 0 rolls rejected drafts back: it needs num_accepted_tokens")
-            self._check_by_position("num_accepted_tokens", num_accepted_tokens)
-            staged.append(num_accepted_tokens)
-        for tokens, start in zip(staged, (0, self._max_num_sequences), strict=False):
-            self._copy_to_host(self._draft_tokens_host[start : start + batch_size], tokens)
-        drafts = GuidedRequests([request.as_draft() for request in self._target.requests], draft_len)
-        self._enqueue(drafts, has_new_tokens=False, draft_step=draft_step)
-
-    def _check_by_position(self, name: str, tensor: torch.Tensor) -> None:
-        if tensor.dtype != torch.int32 or tuple(tensor.shape) != (len(self._target),):
-            raise ValueError(
-                f"{name} must be int32 [{len(self._target)}], one number a request of the batch, got {tensor.dtype} "
-                f"{list(tensor.shape)}"
-            )
+            check_by_position("num_accepted_tokens", num_accepted_tokens, len(target))
+        self._tokens.copy_draft_tokens(new_tokens, num_accepted_tokens if draft_step == 0 else None)
+        drafts = GuidedRequests([request.as_draft() for request in target.requests], draft_len)
+        self._enqueue(Step(drafts, target, draft_step=draft_step))
 
     def execute_draft_batch(
         self, logits: torch.Tensor | None, d2t: torch.Tensor | None = None, draft_step: int = 0
@@ -389,8 +342,9 @@ class GuidedDecoder:
         Raises:
             ValueError: not the step that was added.
         """
-        if self._draft_step != draft_step:
-            raise ValueError(f"draft step {draft_step} was not added: the batch at hand is step {self._draft_step}")
+        added = self._step.draft_step
+        if added != draft_step:
+            raise ValueError(f"draft step {draft_step} was not added: the batch at hand is step {added}")
         return self.execute(logits, d2t)
 
     def rollback_rejected_tokens(self) -> Failures:
@@ -405,15 +359,7 @@ class GuidedDecoder:
         Raises:
             ValueError: a request that has drafts to undo does not say how many were accepted; nothing is undone.
         """
-        counts: list[int | None] = []
-        for request in self.requests.requests:
-            accepted = request.num_accepted_draft_tokens
-            if accepted is None and self._builder.credit(request) > 1:
-                raise ValueError(
-                    f"request {request.request_id!r} in slot {request.seq_slot}: num_accepted_draft_tokens is missing"
-                )
-            counts.append(None if accepted is None else accepted + 1)
-        return self._builder.rollback_rejected(self.requests, counts, None)
+        return self._builder.rollback_rejected(self.requests, self._builder.num_emitted(self.requests), None)
 
     def rollback_rejected_batch(
         self, num_accepted_tokens: torch.Tensor, accepted_nodes: torch.Tensor | None = None
@@ -430,13 +376,14 @@ class GuidedDecoder:
         Raises:
             ValueError: tensors that do not have one row a request of the batch; nothing is undone.
         """
-        self._check_by_position("num_accepted_tokens", num_accepted_tokens)
-        if accepted_nodes is not None and (accepted_nodes.dim() != 2 or accepted_nodes.shape[0] != len(self._target)):
-            raise ValueError(f"accepted_nodes must be [{len(self._target)}, L], got {list(accepted_nodes.shape)}")
-        if self._target.max_num_draft_tokens == 0:
+        target = self._step.target
+        check_by_position("num_accepted_tokens", num_accepted_tokens, len(target))
+        if accepted_nodes is not None and (accepted_nodes.dim() != 2 or accepted_nodes.shape[0] != len(target)):
+            raise ValueError(f"accepted_nodes must be [{len(target)}, L], got {list(accepted_nodes.shape)}")
+        if target.max_num_draft_tokens == 0:
             return []
         paths = None if accepted_nodes is None else accepted_nodes.tolist()
-        return self._builder.rollback_rejected(self._target, num_accepted_tokens.tolist(), paths)
+        return self._builder.rollback_rejected(target, num_accepted_tokens.tolist(), paths)
 
     def rollback_draft_tokens(self) -> None:
         """End the draft loops under way: undo what they accepted, the golden token of step 0 included."""
@@ -454,62 +401,8 @@ class GuidedDecoder:
         for request in requests:
             self._attaching.submit(request)
 
-    # inside a build -------------------------------------------------------------------------------------------------
 
-    def _fetch(self) -> None:
-        """Read the tokens that were copied from the device into the snapshots."""
-        if not self._has_new_tokens and self._draft_step is None:
-            return
-        self._device.synchronize(self._buffers.token_event)
-        self._read_tokens()
-
-    def _read_tokens(self) -> None:
-        if self._draft_step is not None:
-            tokens = self._draft_tokens_host[: len(self.requests)].tolist()
-            for request, token_id in zip(self.requests.requests, tokens, strict=True):
-                request.new_token = token_id
-            return
-        columns = self._new_tokens_host.view(-1, self._max_num_sequences).t().tolist()
-        for request in self.requests.valid_requests():
-            if self._reads_new_tokens(request):
-                request.new_token, *drafts = columns[request.prev_seq_slot or 0]
-                if not request.is_draft:
-                    request.draft_tokens = drafts
-
-    def _build(self, d2t: torch.Tensor | None) -> Failures:
-        failures: Failures = []
-        batch, first_step, last_step = self.requests, 0, self.requests.max_num_draft_tokens - 1
-        if self._draft_step == first_step:
-            start = self._max_num_sequences
-            counts = self._draft_tokens_host[start : start + len(batch)].tolist()
-            failures += self._builder.rollback_rejected(self._target, counts, None)
-        words, token_mask = self._buffers.next_rows()
-        token_mask[: batch.num_bitmask_tokens] = 0
-        rows = RowWriter(
-            self.bitmask_host,
-            words,
-            token_mask,
-            self._vocab_size,
-            draft_words=self._draft_words(d2t) if batch.is_draft else None,
-            max_look_ahead=self._max_look_ahead,
-            fill_threads=self._config.fill_threads,
-        )
-        failures += self._builder.build(batch, rows)
-        if self._draft_step == last_step:
-            self._builder.rollback_drafts()
-        return failures
-
-    def _draft_words(self, d2t: torch.Tensor | None) -> npt.NDArray[np.int32] | None:
-        """Return the tokens that the draft vocabulary can spell as mask words; None if that is not known or is all."""
-        total = None if self._draft_shard is None else self._draft_shard.total
-        if d2t is None or (total is not None and d2t.shape[0] != total):
-            # one shard of a d2t must not decide: every rank has to come to the same masks
-            return None
-        if self._draft_subset is None or self._draft_subset[0] is not d2t:
-            offsets = d2t.cpu().numpy().astype(np.int64)
-            tokens = offsets + np.arange(len(offsets))
-            num_words = self.bitmask_host.shape[1]
-            bits = np.zeros(32 * num_words, dtype=np.uint8)
-            bits[tokens[(tokens >= 0) & (tokens < self._vocab_size)]] = 1
-            self._draft_subset = (d2t, np.packbits(bits, bitorder="little").view(np.int32))
-        return self._draft_subset[1]
+def _check_sizes(least: int, **sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gd_plugin.guides.guide import Guide
 
-__all__ = ["DraftTree", "GuidedRequest", "GuidedRequests"]
+__all__ = ["DraftTree", "GuidedRequest", "GuidedRequests", "check_batch", "walk_tree"]
 
 
 class DraftTree(NamedTuple):
@@ -47,6 +47,33 @@ class DraftTree(NamedTuple):
                 next_sibling[last_child[parent]] = node
             last_child[parent] = node
         return cls(first_child, next_sibling)
+
+
+def walk_tree(tree: DraftTree | tuple[Sequence[int], Sequence[int]]) -> list[tuple[int, int, int]]:
+    """Return (node, parent, depth) of every node of a draft tree, parents first, depth first.
+
+    Raises:
+        ValueError: the two lists differ in length, a link leads outside, or a node is reached twice or not at all.
+    """
+    first_child, next_sibling = tree
+    num_nodes = len(first_child)
+    if num_nodes < 1 or len(next_sibling) != num_nodes:
+        raise ValueError(f"a draft tree needs as many siblings as children, got {len(next_sibling)} and {num_nodes}")
+    nodes, seen = [], set()
+    waiting = [(0, -1, 0)]
+    while waiting:
+        node, parent, depth = waiting.pop()
+        if node >= num_nodes or node in seen:
+            raise ValueError(f"node {node} of a draft tree of {num_nodes} nodes is outside it or is reached twice")
+        seen.add(node)
+        nodes.append((node, parent, depth))
+        if node and next_sibling[node] >= 0:
+            waiting.append((next_sibling[node], parent, depth))
+        if first_child[node] >= 0:
+            waiting.append((first_child[node], node, depth + 1))
+    if len(seen) < num_nodes:
+        raise ValueError(f"only {len(seen)} of a draft tree's {num_nodes} nodes can be reached from node 0")
+    return nodes
 
 
 @dataclass(slots=True)
@@ -150,6 +177,8 @@ class GuidedRequests:
         max_num_draft_tokens: K', drafts a generation request may have in this step.
         num_bitmask_tokens: rows of the layout; 0 for an empty batch.
         is_draft: the batch is a draft model's step.
+        deferred: slots whose request is put off: its grammar is not ready.
+        refused: slot -> why its request, which starts in this step, gets no matcher.
     """
 
     def __init__(self, requests: Sequence[GuidedRequest], max_num_draft_tokens: int) -> None:
@@ -169,6 +198,8 @@ class GuidedRequests:
                     f"request {request.request_id!r} in slot {request.seq_slot}: draft and target requests cannot "
                     "share a batch; add the draft model's requests in a batch of their own"
                 )
+        self.deferred: set[int] = set()
+        self.refused: dict[int, str] = {}
         self.num_bitmask_tokens = sum(map(self._num_rows, self.requests))
 
     def _num_rows(self, request: GuidedRequest) -> int:
@@ -188,3 +219,57 @@ class GuidedRequests:
 
     def __len__(self) -> int:
         return len(self.requests)
+
+
+def check_batch(batch: GuidedRequests, *, num_slots: int, num_rows: int, reads_new_tokens: bool) -> None:
+    """Check what every later phase relies on.
+
+    Args:
+        batch: a batch of the engine.
+        num_slots: slots there are.
+        num_rows: rows there is room for.
+        reads_new_tokens: requests with a `prev_seq_slot` get their tokens from the device.
+
+    Raises:
+        ValueError: a slot out of range or used twice, more rows than reserved, a broken draft tree.
+    """
+    if batch.num_bitmask_tokens > num_rows:
+        raise ValueError(
+            f"the batch needs {batch.num_bitmask_tokens} rows but {num_rows} are reserved; raise max_num_sequences"
+        )
+    used: dict[int, object] = {}
+    for request in batch.valid_requests():
+        slot = _checked_slot(request, request.seq_slot, num_slots)
+        if slot in used:
+            raise ValueError(f"requests {used[slot]!r} and {request.request_id!r} are both in slot {slot}")
+        used[slot] = request.request_id
+        if request.prev_seq_slot is not None:
+            _checked_slot(request, request.prev_seq_slot, num_slots)
+        if request.draft_tree is not None and not (request.is_draft or request.is_context_init_state):
+            _check_tree(request, request.draft_tree, batch.max_num_draft_tokens, reads_new_tokens)
+
+
+def _checked_slot(request: GuidedRequest, slot: int | None, num_slots: int) -> int:
+    if slot is None or not 0 <= slot < num_slots:
+        raise ValueError(
+            f"request {request.request_id!r}: slot {slot} is not in [0, {num_slots}); raise max_num_sequences or give "
+            "the request a slot"
+        )
+    return slot
+
+
+def _check_tree(
+    request: GuidedRequest,
+    tree: DraftTree | tuple[Sequence[int], Sequence[int]],
+    draft_len: int,
+    reads_new_tokens: bool,
+) -> None:
+    try:
+        num_nodes = len(walk_tree(tree))
+        if num_nodes > draft_len + 1:
+            raise ValueError(f"{num_nodes} nodes need a draft length of {num_nodes - 1}")
+        late = reads_new_tokens and request.prev_seq_slot is not None
+        if not late and len(request.draft_tokens or ()) < num_nodes - 1:
+            raise ValueError(f"{num_nodes} nodes need {num_nodes - 1} draft_tokens")
+    except ValueError as error:
+        raise ValueError(f"request {request.request_id!r} in slot {request.seq_slot}: {error}") from None

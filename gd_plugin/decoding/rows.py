@@ -13,43 +13,44 @@ import torch
 
 from gd_plugin.grammars.batch import fill_next_token_bitmasks
 from gd_plugin.grammars.matcher import GrammarMatcher
+from gd_plugin.masks.buffers import HostRows
+from gd_plugin.masks.shard import VocabShard
 
-__all__ = ["RowWriter"]
+__all__ = ["DraftVocabulary", "RowWriter"]
 
 
 class RowWriter:
-    """The rows of one step.
+    """Writes the rows of one host buffer, step after step.
 
     Args:
-        bitmask: int32 [rows, >=W] on the CPU.
-        words: a view of the same.
-        token_mask: int32 [rows], a view that is written.
+        host: the buffer.
         vocab_size: bits that count.
-        draft_words: int32 [W], the tokens that a pruned draft vocabulary can spell; None is all of them.
         max_look_ahead: rows with at most this many legal tokens lose those that lead to a row without any.
         fill_threads: threads that fill rows; None is one a core where that pays.
     """
 
     def __init__(
-        self,
-        bitmask: torch.Tensor,
-        words: npt.NDArray[np.int32],
-        token_mask: npt.NDArray[np.int32],
-        vocab_size: int,
-        *,
-        draft_words: npt.NDArray[np.int32] | None = None,
-        max_look_ahead: int = 0,
-        fill_threads: int | None = None,
+        self, host: HostRows, vocab_size: int, *, max_look_ahead: int = 0, fill_threads: int | None = None
     ) -> None:
+        self.max_look_ahead = max_look_ahead
         self._fill_threads = fill_threads
-        self._bitmask = bitmask
-        self._words = words
-        self._token_mask = token_mask
+        self._bitmask = host.bitmask
+        self._words = host.words
+        self._token_mask = host.switches
         self._num_full_words, self._num_tail_bits = divmod(vocab_size, 32)
         # bits at and above vocab_size share the last word with real ones
         self._tail = np.uint32((1 << self._num_tail_bits) - 1).view(np.int32)
+        self._draft_words: npt.NDArray[np.int32] | None = None
+
+    def begin(self, num_rows: int, draft_words: npt.NDArray[np.int32] | None) -> None:
+        """Begin a step: switch its first `num_rows` rows off.
+
+        Args:
+            num_rows: rows of the step.
+            draft_words: int32 [W], the tokens that a pruned draft vocabulary can spell; None is all of them.
+        """
+        self._token_mask[:num_rows] = 0
         self._draft_words = draft_words
-        self.max_look_ahead = max_look_ahead
 
     def fill(self, matchers: Sequence[GrammarMatcher], rows: Sequence[int]) -> dict[int, Exception]:
         """Fill one row of each matcher; return position -> error for those that could not."""
@@ -112,3 +113,32 @@ class RowWriter:
             finally:
                 matcher.rollback(1)
         self._words[row] = kept
+
+
+class DraftVocabulary:
+    """Which tokens a pruned draft vocabulary can spell, remembered for the last `d2t`.
+
+    Args:
+        shard: columns of the draft's logits that this rank holds, or None.
+        num_words: W.
+        vocab_size: tokens there are.
+    """
+
+    def __init__(self, shard: VocabShard | None, num_words: int, vocab_size: int) -> None:
+        self._shard = shard
+        self._num_words = num_words
+        self._vocab_size = vocab_size
+        self._known: tuple[torch.Tensor, npt.NDArray[np.int32]] | None = None
+
+    def words(self, d2t: torch.Tensor | None) -> npt.NDArray[np.int32] | None:
+        """Return the tokens as int32 [W]; None if that is all or not known. The first call for a `d2t` synchronises."""
+        if d2t is None or (self._shard is not None and d2t.shape[0] != self._shard.total):
+            # one shard of a d2t must not decide: every rank has to come to the same masks
+            return None
+        if self._known is None or self._known[0] is not d2t:
+            offsets = d2t.cpu().numpy().astype(np.int64)
+            tokens = offsets + np.arange(len(offsets))
+            bits = np.zeros(32 * self._num_words, dtype=np.uint8)
+            bits[tokens[(tokens >= 0) & (tokens < self._vocab_size)]] = 1
+            self._known = (d2t, np.packbits(bits, bitorder="little").view(np.int32))
+        return self._known[1]

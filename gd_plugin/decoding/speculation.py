@@ -21,7 +21,7 @@ Source: accounting of TensorRT-LLM's guided decoder (tensorrt_llm/_torch/pyexecu
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gd_plugin.decoding.requests import DraftTree, GuidedRequest
+from gd_plugin.decoding.requests import GuidedRequest, walk_tree
 from gd_plugin.decoding.rows import RowWriter
 from gd_plugin.decoding.slots import SlotStates
 from gd_plugin.grammars.matcher import GrammarMatcher
@@ -34,7 +34,6 @@ __all__ = [
     "describe",
     "report_dead_end",
     "rollback_rejected",
-    "walk_tree",
 ]
 
 
@@ -214,33 +213,6 @@ def advance_tree(chain: Advance, slots: SlotStates, rows: RowWriter, *, open_row
             rows.repeat(chain.row + parent, range(row, row + 1))
     matcher.rollback(depth_reached)
     return True
-
-
-def walk_tree(tree: "DraftTree | tuple[Sequence[int], Sequence[int]]") -> list[tuple[int, int, int]]:
-    """Return (node, parent, depth) of every node of a draft tree, parents first, depth first.
-
-    Raises:
-        ValueError: the two lists differ in length, a link leads outside, or a node is reached twice or not at all.
-    """
-    first_child, next_sibling = tree
-    num_nodes = len(first_child)
-    if num_nodes < 1 or len(next_sibling) != num_nodes:
-        raise ValueError(f"a draft tree needs as many siblings as children, got {len(next_sibling)} and {num_nodes}")
-    nodes, seen = [], set()
-    waiting = [(0, -1, 0)]
-    while waiting:
-        node, parent, depth = waiting.pop()
-        if node >= num_nodes or node in seen:
-            raise ValueError(f"node {node} of a draft tree of {num_nodes} nodes is outside it or is reached twice")
-        seen.add(node)
-        nodes.append((node, parent, depth))
-        if node and next_sibling[node] >= 0:
-            waiting.append((next_sibling[node], parent, depth))
-        if first_child[node] >= 0:
-            waiting.append((first_child[node], node, depth + 1))
-    if len(seen) < num_nodes:
-        raise ValueError(f"only {len(seen)} of a draft tree's {num_nodes} nodes can be reached from node 0")
-    return nodes
 
 
 def rollback_rejected(

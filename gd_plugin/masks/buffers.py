@@ -15,7 +15,7 @@ import torch
 from gd_plugin.masks.bitmask import num_mask_words
 from gd_plugin.masks.device import MaskDevice
 
-__all__ = ["MaskBuffers"]
+__all__ = ["HostRows", "MaskBuffers"]
 
 # int32 words: rows start on a boundary of 128 bytes, whatever the number of switches in front of them
 _ALIGNMENT = 32
@@ -30,8 +30,13 @@ class _Rows:
         self.bitmask = flat[_first_row(rows) :].view(rows, num_words)
 
 
-class _HostRows(_Rows):
-    """The same in host memory, with numpy views: making one takes longer than filling a row."""
+class HostRows(_Rows):
+    """The same in host memory, with numpy views: making one takes longer than filling a row.
+
+    Attributes:
+        switches: view of `token_mask`.
+        words: view of `bitmask`.
+    """
 
     def __init__(self, flat: torch.Tensor, rows: int, num_words: int) -> None:
         super().__init__(flat, rows, num_words)
@@ -48,6 +53,8 @@ class MaskBuffers:
 
     Attributes:
         num_rows: rows there is room for.
+        host: the host buffers.
+        current: index of the one that is being written.
         token_event: recorded on the main stream when the device rows may be overwritten.
         bitmask_event: recorded on the side stream when the device rows are there.
     """
@@ -58,22 +65,22 @@ class MaskBuffers:
         num_words = num_mask_words(vocab_size)
         size = _first_row(num_rows) + num_rows * num_words
         self._num_words = num_words
-        self._host = [_HostRows(device.empty_host(size), num_rows, num_words) for _ in range(num_host_buffers)]
-        self._copied = [device.event() for _ in self._host]
-        self._current = 0
-        self._rows: _Rows = self._host[0] if device.shares_memory else _Rows(device.empty(size), num_rows, num_words)
+        self.host = [HostRows(device.empty_host(size), num_rows, num_words) for _ in range(num_host_buffers)]
+        self._copied = [device.event() for _ in self.host]
+        self.current = 0
+        self._rows: _Rows = self.host[0] if device.shares_memory else _Rows(device.empty(size), num_rows, num_words)
         self.token_event = device.event()
         self.bitmask_event = device.event()
 
     @property
     def bitmask_host(self) -> torch.Tensor:
         """Rows being written, int32 [num_rows, W] on the host."""
-        return self._host[self._current].bitmask
+        return self.host[self.current].bitmask
 
     @property
     def token_mask_host(self) -> torch.Tensor:
         """Switches of the rows being written, int32 [num_rows] on the host; 0 leaves a row alone."""
-        return self._host[self._current].token_mask
+        return self.host[self.current].token_mask
 
     @property
     def bitmask(self) -> torch.Tensor:
@@ -87,20 +94,20 @@ class MaskBuffers:
 
     def next_rows(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Turn to the other host buffer, wait until its last copy is over, and return (bitmask, token_mask) views."""
-        self._current = (self._current + 1) % len(self._host)
+        self.current = (self.current + 1) % len(self.host)
         if not self._device.is_capturing():
-            self._device.synchronize(self._copied[self._current])
-        return self._host[self._current].words, self._host[self._current].switches
+            self._device.synchronize(self._copied[self.current])
+        return self.host[self.current].words, self.host[self.current].switches
 
     def copy(self, num_rows: int) -> None:
         """Put the copy of the first `num_rows` rows on the side stream, behind the last reader of the device rows."""
         device = self._device
-        rows = self._host[self._current]
+        rows = self.host[self.current]
         device.wait(self.token_event, device.side)
         if device.shares_memory:
             self._rows = rows
         else:
             used = _first_row(self.num_rows) + num_rows * self._num_words
             device.copy(self._rows.flat[:used], rows.flat[:used], device.side)
-        device.record(self._copied[self._current], device.side)
+        device.record(self._copied[self.current], device.side)
         device.record(self.bitmask_event, device.side)

@@ -405,7 +405,7 @@ def test_host_memory_is_as_computed(kit, factory):
     )
     assert decoder.bitmask_host.shape == (8 * 5, 128_256 // 32)
     assert decoder.token_mask_host.shape == (40,)
-    host = {buffer.flat.untyped_storage().data_ptr() for buffer in decoder._buffers._host}
+    host = {buffer.flat.untyped_storage().data_ptr() for buffer in decoder._buffers.host}
     assert len(host) == 2
 
 
