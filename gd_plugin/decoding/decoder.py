@@ -269,6 +269,8 @@ class GuidedDecoder:
                     logits[:num_rows], bitmask, token_mask, d2t, shard=shard, vocab_size=self._vocab_size
                 ),
                 main,
+                reads=(bitmask, token_mask),
+                writes=(logits[:num_rows],),
             )
         device.record(self._buffers.token_event, main)
 

@@ -5,7 +5,8 @@ Out: it runs on a thread of the driver when the stream gets there: once, or at e
 
 No compiled extension: one immortal ctypes trampoline is what the driver calls, and its user data is an integer key into a
 registry, so that nothing is allocated per launch and nothing can be used after it is freed. An eager entry leaves the
-registry when it runs; a captured one lives until its handle is released.
+registry when it runs; a captured one lives until its handle is released or dropped. What a replay calls after that is the
+launch's `orphan`, if it has one.
 
 The library is a `ctypes.CDLL`, which gives up the interpreter lock around the call. With a `PyDLL` a launch behind a
 callback that is in flight would wait for the stream with the lock held, while the callback waits for the lock.
@@ -17,7 +18,8 @@ A host function must not call CUDA, must not wait without a bound, and cannot ra
 import ctypes
 import itertools
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,6 +29,8 @@ __all__ = ["HostFunctionHandle", "HostFunctions", "load_driver"]
 
 _TRAMPOLINE_TYPE: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _LIBRARIES: Final = ("libcuda.so.1", "nvcuda.dll")
+# how the device waits for a host function: asleep, or spinning, which is faster and takes a core
+_SPIN: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +38,14 @@ class _Entry:
     function: Callable[[], Any]
     on_error: Callable[[BaseException], Any]
     is_captured: bool
+    orphan: Callable[[], Any] | None = None
 
 
 # All launches of the process share one registry, because they share the trampoline, which must outlive every graph.
 _entries: dict[int, _Entry] = {}
 _keys = itertools.count(1)
-_lock = threading.Lock()
+# reentrant: the collector may drop a handle while its own thread holds it
+_lock = threading.RLock()
 
 
 def _run(user_data: int | None) -> None:
@@ -90,28 +96,63 @@ def load_driver(path: str | None = None) -> ctypes.CDLL:
     )
 
 
+def _forget(keys: Iterable[int]) -> None:
+    with _lock:
+        for key in keys:
+            _entries.pop(key, None)
+
+
+def _release(keys: list[tuple[int, list[int]]]) -> None:
+    """Replace captured functions by their orphans, whose keys go to the given lists, and forget those without one."""
+    with _lock:
+        for key, orphans in keys:
+            entry = _entries.pop(key, None)
+            if entry is not None and entry.orphan is not None:
+                _entries[key] = _Entry(entry.orphan, entry.on_error, True)
+                orphans.append(key)
+        keys.clear()
+
+
 class HostFunctionHandle:
-    """Keeps the host functions of one captured graph alive; release it when the graph is gone and no replay is left."""
+    """Keeps the host functions of one captured graph: release or drop it when no replay of the graph is left."""
 
     def __init__(self) -> None:
-        self._keys: list[int] = []
+        self._keys: list[tuple[int, list[int]]] = []
+        self._finalizer = weakref.finalize(self, _release, self._keys)
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def release(self) -> None:
-        """Forget the functions; a replay that still runs finds nothing to do."""
-        with _lock:
-            for key in self._keys:
-                _entries.pop(key, None)
-            self._keys.clear()
+        """Forget the functions; a replay that still runs calls their orphans."""
+        _release(self._keys)
 
 
 class HostFunctions:
-    """Launches host functions through one driver library."""
+    """Launches host functions through one driver library.
 
-    def __init__(self, driver: ctypes.CDLL | None = None) -> None:
+    Args:
+        driver: what `load_driver` returns, or an object with its `cuLaunchHostFunc`; None loads the system's.
+        spin: have the device spin instead of sleeping while it waits for a function (CUDA 13).
+
+    Raises:
+        GuidedDecodingError: there is no driver library, or it cannot spin.
+    """
+
+    def __init__(self, driver: Any = None, *, spin: bool = False) -> None:
         self._driver = load_driver() if driver is None else driver
+        if spin and not hasattr(self._driver, "cuLaunchHostFunc_v2"):
+            raise GuidedDecodingError(
+                "this CUDA driver cannot spin for host functions: it needs CUDA 13; pass spin=False"
+            )
+        if spin:
+            launch = self._driver.cuLaunchHostFunc_v2
+            launch.argtypes = [ctypes.c_void_p, _TRAMPOLINE_TYPE, ctypes.c_void_p, ctypes.c_uint]
+            launch.restype = ctypes.c_int
+        self._spin = spin
+        # released functions whose orphans can still be called, as long as this object is there
+        self._orphans: list[int] = []
+        self._finalizer = weakref.finalize(self, _forget, self._orphans)
 
     def launch(
         self,
@@ -120,6 +161,7 @@ class HostFunctions:
         *,
         on_error: Callable[[BaseException], Any],
         handle: HostFunctionHandle | None = None,
+        orphan: Callable[[], Any] | None = None,
     ) -> None:
         """Put `function` on a stream.
 
@@ -128,22 +170,29 @@ class HostFunctions:
             stream: the stream's address, `torch.cuda.Stream.cuda_stream`.
             on_error: called there with whatever `function` raises.
             handle: owner of the entry if the stream is being captured; None is an eager launch.
+            orphan: called in place of `function` by replays that come after the handle was released.
 
         Raises:
             GuidedDecodingError: the driver refused; nothing stays registered.
         """
         with _lock:
             key = next(_keys)
-            _entries[key] = _Entry(function, on_error, handle is not None)
+            _entries[key] = _Entry(function, on_error, handle is not None, orphan)
             if handle is not None:
-                handle._keys.append(key)
-        status = self._driver.cuLaunchHostFunc(stream, _trampoline, key)
-        if status != 0:
+                handle._keys.append((key, self._orphans))
+        try:
+            if self._spin:
+                status = self._driver.cuLaunchHostFunc_v2(stream, _trampoline, key, _SPIN)
+            else:
+                status = self._driver.cuLaunchHostFunc(stream, _trampoline, key)
+            if status != 0:
+                raise GuidedDecodingError(f"cuLaunchHostFunc failed with CUDA error {status}")
+        except BaseException:
             with _lock:
                 _entries.pop(key, None)
                 if handle is not None:
-                    handle._keys.remove(key)
-            raise GuidedDecodingError(f"cuLaunchHostFunc failed with CUDA error {status}")
+                    handle._keys.remove((key, self._orphans))
+            raise
 
 
 def num_registered() -> int:

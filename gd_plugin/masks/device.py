@@ -5,7 +5,7 @@ CudaDevice   pinned memory, a side stream, events
 A simulated device with the same methods is in `gd_plugin.testing`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -52,8 +52,15 @@ class MaskDevice(Protocol):
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
         """Put a copy on `stream`; it reads `source` when it runs, not now."""
 
-    def launch(self, function: Callable[[], Any], stream: Any) -> None:
-        """Put the kernels that `function` launches on `stream`."""
+    def launch(
+        self,
+        function: Callable[[], Any],
+        stream: Any,
+        *,
+        reads: Sequence[torch.Tensor] = (),
+        writes: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """Put the kernels that `function` launches on `stream`; a simulated device checks the order of what they touch."""
 
     def is_capturing(self) -> bool:
         """Tell whether the calling thread is capturing a graph."""
@@ -97,7 +104,14 @@ class CpuDevice:
         """See `MaskDevice.copy`."""
         target.copy_(source)
 
-    def launch(self, function: Callable[[], Any], stream: Any) -> None:
+    def launch(
+        self,
+        function: Callable[[], Any],
+        stream: Any,
+        *,
+        reads: Sequence[torch.Tensor] = (),
+        writes: Sequence[torch.Tensor] = (),
+    ) -> None:
         """See `MaskDevice.launch`."""
         function()
 
@@ -150,7 +164,14 @@ class CudaDevice:
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
 
-    def launch(self, function: Callable[[], Any], stream: Any) -> None:
+    def launch(
+        self,
+        function: Callable[[], Any],
+        stream: Any,
+        *,
+        reads: Sequence[torch.Tensor] = (),
+        writes: Sequence[torch.Tensor] = (),
+    ) -> None:
         """See `MaskDevice.launch`."""
         with torch.cuda.stream(stream):
             function()

@@ -1,16 +1,20 @@
 """For the tests of users and of third-party backends. May import anything.
 
-Read: contract, fake
+Read: contract, fake, simulated_device
 """
 
 from gd_plugin.testing.contract import CONTRACT_CHECKS, ContractError, check_same_masks
 from gd_plugin.testing.fake import FakeBackend, FakeMatcher, create_fake_backend
+from gd_plugin.testing.simulated_device import SimulatedDeadlock, SimulatedDevice, SimulatedDeviceError
 
 __all__ = [
     "CONTRACT_CHECKS",
     "ContractError",
     "FakeBackend",
     "FakeMatcher",
+    "SimulatedDeadlock",
+    "SimulatedDevice",
+    "SimulatedDeviceError",
     "check_same_masks",
     "create_fake_backend",
 ]
