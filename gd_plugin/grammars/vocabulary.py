@@ -154,8 +154,22 @@ class Vocabulary:
             digest.update(token)
         return digest.hexdigest()
 
+    def __copy__(self) -> "Vocabulary":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "Vocabulary":
+        # immutable, and engines' tables are kept by its identity
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.tokens, self.stop_token_ids, dict(self.special_token_names))
+
     def __repr__(self) -> str:
         return f"Vocabulary(vocab_size={self.vocab_size}, stop_token_ids={self.stop_token_ids})"
+
+
+def _restore(tokens: tuple[bytes, ...], stop_token_ids: tuple[int, ...], names: dict[str, int]) -> Vocabulary:
+    return Vocabulary(tokens, stop_token_ids=stop_token_ids, special_token_names=names)
 
 
 # no model is this wide; a row and a table are allocated by this number

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from gd_plugin.errors import VocabularyError
 from gd_plugin.grammars.vocabulary import Vocabulary
@@ -15,20 +15,20 @@ __all__ = [
     "resolve_vocabulary",
 ]
 
-# options of a generation config that ban tokens before a custom processor runs
-_BAN_OPTIONS = (
-    "min_new_tokens",
-    "min_length",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-    "bad_words_ids",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "sequence_bias",
-    "repetition_penalty",
-)
+# options of a generation config that ban tokens before a custom processor runs -> the values that ban nothing
+_BAN_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
+    "min_new_tokens": (None, 0),
+    "min_length": (None, 0),
+    "no_repeat_ngram_size": (None, 0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "bad_words_ids": (None, []),
+    "suppress_tokens": (None, []),
+    "begin_suppress_tokens": (None, []),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "sequence_bias": (None, {}, []),
+    "repetition_penalty": (None, 1.0),
+}
 # a model's padding: wider than this over its tokenizer, or narrower than half of it, and they belong to different models
 _MOST_PADDING = 2.0
 _PADDING_SLACK = 1024
@@ -113,11 +113,10 @@ def forced_start_possible(model: Any) -> bool:
 def ban_options_text(model: Any) -> str:
     """Name the options of the model's generation config that ban tokens, or those that could have been passed."""
     config = getattr(model, "generation_config", None)
-    neutral: tuple[Any, ...] = (None, 0, 1.0, [], {})
     found = {name: getattr(config, name, None) for name in _BAN_OPTIONS}
-    active = [f"{name}={value!r}" for name, value in found.items() if value not in neutral]
+    active = [f"{name}={value!r}" for name, value in found.items() if value not in _BAN_OPTIONS[name]]
     if active:
-        return f"Set in the model's generation config: {', '.join(active)}."
+        return f"Set in the model's generation config: {', '.join(active)}; look at the arguments of generate too."
     return f"Options that do this: {', '.join(_BAN_OPTIONS)}; look at the arguments of generate."
 
 

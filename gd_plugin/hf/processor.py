@@ -85,8 +85,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         config = GuidedDecodingConfig() if config is None else config
         self.config = config.replace_fields(**config_fields) if config_fields else config
         self.vocabulary = resolve_vocabulary(tokenizer, model, vocabulary, vocab_size, stop_token_ids)
-        factory = shared_factory(self.vocabulary, self.config)
-        self.compiled: list[CompiledGrammar | None] = [None if g is None else factory.compile(g) for g in guides]
+        self.compiled: list[CompiledGrammar | None] = self._compile(guides)
         self._num_guides = None if guide is None or isinstance(guide, Guide) else len(guides)
         # logits of any other width belong to another vocabulary; unknown without a model
         self._model_width = self.vocabulary.vocab_size if model is not None else None
@@ -98,6 +97,10 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         self._last_called: GuidedLogitsProcessor = self
         self._one_call = False
         self._clear()
+
+    def _compile(self, guides: Sequence[Guide | None]) -> list[CompiledGrammar | None]:
+        factory = shared_factory(self.vocabulary, self.config)
+        return [None if guide is None else factory.compile(guide) for guide in guides]
 
     def _clear(self) -> None:
         self._sessions: dict[int, Session] = {}
@@ -172,6 +175,18 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         child._one_call = True
         child._clear()
         yield child
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle holds: guides instead of engines' objects, and no running call."""
+        [fresh] = self
+        guides = [None if grammar is None else grammar.guide for grammar in self.compiled]
+        return {**vars(fresh), "compiled": guides, "_root": None, "_last_called": None, "_one_call": False}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Become a processor of its own; compiles what this process has not compiled yet."""
+        self.__dict__.update(state)
+        self.compiled = self._compile(state["compiled"])
+        self._root = self._last_called = self
 
     def reset(self) -> None:
         """Forget the running call, so that the next one starts anew even if its prompt continues the last output."""

@@ -1,5 +1,7 @@
-"""Vocabulary: widths, holes, stop tokens, bad input."""
+"""Vocabulary: widths, holes, stop tokens, bad input, copies."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -74,3 +76,22 @@ def test_fingerprint_follows_what_decides_a_mask() -> None:
         Vocabulary.from_bytes([b"ab", b"", *TOKENS[2:]], stop_token_ids=[3]),
     ]
     assert len({base.fingerprint, *(other.fingerprint for other in others)}) == 4
+
+
+def test_copies_are_the_same_object() -> None:
+    vocabulary = Vocabulary.from_bytes(TOKENS, stop_token_ids=[3])
+    assert copy.copy(vocabulary) is vocabulary
+    assert copy.deepcopy({"kept": [vocabulary]})["kept"][0] is vocabulary
+
+
+def test_a_pickle_is_an_equal_vocabulary() -> None:
+    vocabulary = Vocabulary(
+        [*TOKENS, b"</s>"], stop_token_ids=[3, 6], special_token_ids=[1], special_token_names={"<x>": 3}, vocab_size=9
+    )
+    twin = pickle.loads(pickle.dumps(vocabulary))
+    assert twin.fingerprint == vocabulary.fingerprint
+    for name in ("tokens", "vocab_size", "stop_token_ids", "special_token_ids", "stop_words", "tail_word"):
+        assert getattr(twin, name) == getattr(vocabulary, name), name
+    assert dict(twin.special_token_names) == {"<x>": 3}
+    with pytest.raises(TypeError):
+        twin.special_token_names["<y>"] = 1

@@ -99,16 +99,3 @@ def test_release_in_generate(kit: Kit) -> None:
     [result] = processor.results(output)
     assert (result.status, result.text) == ("dead_end", "q")
     assert output[0, -7:].tolist() != [EOS] * 7
-
-
-def test_a_guide_that_is_dead_at_once(kit: Kit) -> None:
-    """Refused when it is built or compiled, or a dead end at the first step; never an exception out of softmax."""
-    try:
-        guide = gd.Guide.ebnf('root ::= "a" dead\ndead ::= [^\\u0000-\\U0010FFFF]')
-        processor = guided(kit, guide)
-    except gd.GuideError:
-        return
-    output = kit.model.generate(**kit.prompts(["a"]), max_new_tokens=6, do_sample=True, logits_processor=processor)
-    [result] = processor.results(output)
-    assert result.status == "dead_end"
-    assert isinstance(result.error, gd.DeadEndError)

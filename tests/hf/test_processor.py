@@ -1,5 +1,6 @@
 """GuidedLogitsProcessor called by hand: what it refuses at once, what it must put up with, and what it keeps."""
 
+import copy
 import pickle
 import random
 from typing import Any
@@ -142,12 +143,6 @@ def test_a_wrong_number_of_guides_names_both_numbers(
         call(processor, rows)
 
 
-def test_a_wrong_number_of_guides_in_generate(kit: Kit) -> None:
-    processor = gd.GuidedLogitsProcessor([YES_NO] * 3, tokenizer=kit.tokenizer, model=kit.model)
-    with pytest.raises(ValueError, match=r"3 guides.*2"):
-        kit.model.generate(**kit.prompts(["a", "b"]), max_new_tokens=4, logits_processor=processor)
-
-
 # ---- what never raises
 
 
@@ -206,23 +201,6 @@ def test_no_columns_of_ids(vocabulary: gd.Vocabulary) -> None:
     assert legal(call(processor, [[259]])) == {ord("s")}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("layout", ["contiguous", "strided", "transposed", "expanded"])
-def test_any_layout_of_scores(vocabulary: gd.Vocabulary, dtype: torch.dtype, layout: str) -> None:
-    values = torch.randn(2, WIDTH).to(dtype)
-    scores = {
-        "contiguous": lambda: values.clone(),
-        "strided": lambda: torch.zeros(2, 2 * WIDTH, dtype=dtype)[:, ::2].copy_(values),
-        "transposed": lambda: values.t().contiguous().t(),
-        "expanded": lambda: values[:1].expand(2, WIDTH),
-    }[layout]()
-    out = by_hand(vocabulary, YES_NO)(torch.tensor([[1], [2]]), scores)
-    keep = torch.zeros(WIDTH, dtype=torch.bool)
-    keep[[ord("y"), ord("n"), 259]] = True
-    assert torch.equal(out, scores.masked_fill(~keep, float("-inf")))
-    assert out.dtype == dtype
-
-
 # ---- state
 
 
@@ -263,6 +241,34 @@ def test_iterating_yields_one_fresh_processor(vocabulary: gd.Vocabulary) -> None
 def test_processors_share_compiled_guides(vocabulary: gd.Vocabulary) -> None:
     guide = gd.Guide.regex("shared[0-9]")
     assert by_hand(vocabulary, guide).compiled[0] is by_hand(vocabulary, [None, guide]).compiled[1]
+
+
+@pytest.mark.parametrize("how", ["copy", "deepcopy", "pickle"])
+def test_a_copy_is_a_processor_of_its_own(vocabulary: gd.Vocabulary, how: str) -> None:
+    make = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda p: pickle.loads(pickle.dumps(p))}[how]
+    processor = by_hand(vocabulary, [YES_NO, None], on_dead_end="raise")
+    call(processor, [[1], [2]])
+    call(processor, [[1, ord("y")], [2, 3]])
+    twin = make(processor)
+    assert twin.config == processor.config and twin.vocabulary.fingerprint == vocabulary.fingerprint
+    with pytest.raises(RuntimeError, match="not been called"):
+        twin.results()
+    # it starts with any prompt, also one that the original would take for its next step
+    assert legal(call(twin, [[1, ord("y")], [2, 3]])) == {ord("y"), ord("n"), 259}
+    assert legal(call(processor, [[1, ord("y"), ord("e")], [2, 3, 4]])) == {ord("s")}
+    assert [result.text for result in processor.results()] == ["ye", "\x03\x04"]
+    assert [result.text for result in twin.results()] == ["", ""]
+    assert len([*twin]) == 1 and twin(torch.zeros((0, 1), dtype=torch.int64), torch.zeros(0, WIDTH)).shape[0] == 0
+
+
+def test_a_copied_call_is_guided(kit: Kit) -> None:
+    """Programs deep-copy the arguments they keep for `generate`."""
+    processor = gd.GuidedLogitsProcessor(YES_NO, tokenizer=kit.tokenizer, model=kit.model)
+    kept = copy.deepcopy({"logits_processor": [processor], "max_new_tokens": 5})
+    output = kit.model.generate(**kit.prompts(["Answer:"]), **kept)
+    [twin] = kept["logits_processor"]
+    assert twin.compiled[0] is processor.compiled[0]
+    assert [result.text in ("yes", "no") for result in twin.results(output)] == [True]
 
 
 def test_prompt_tokens_never_reach_a_matcher(vocabulary: gd.Vocabulary) -> None:
