@@ -6,6 +6,7 @@ before the guide banned every legal token; scores of another vocabulary's width 
 Source: transformers 5.24, generation/utils.py and candidate_generator.py.
 """
 
+import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -175,6 +176,10 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         child._one_call = True
         child._clear()
         yield child
+
+    def __deepcopy__(self, memo: object) -> "GuidedLogitsProcessor":
+        # all that a processor keeps between calls is immutable, or a tokenizer that nobody writes to
+        return copy.copy(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle holds: guides instead of engines' objects, and no running call."""
