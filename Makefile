@@ -39,7 +39,7 @@ gpu-check: $(VENV)/.dev
 	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
 
 conformance: $(VENV)/.dev
-	$(BIN)/python benchmarks/conformance.py $(DATA) $(ARGS)
+	$(BIN)/python benchmarks/conformance.py "$(DATA)" $(ARGS)
 
 soak: $(VENV)/.dev
 	GD_PLUGIN_FUZZ=long $(BIN)/python -m pytest $(ARGS)

@@ -11,7 +11,7 @@ from typing import Literal as OneOf
 from gd_plugin.errors import GuideTooLargeError
 from gd_plugin.guides.schema.languages import text
 from gd_plugin.guides.schema.shapes import ArrayShape, Literal, Normal, NumberShape, ObjectShape, Shape, TextShape
-from gd_plugin.guides.schema.spelling import json_text, number_text
+from gd_plugin.guides.schema.spelling import Spelling
 
 __all__ = ["Whitespace", "to_llguidance"]
 
@@ -45,6 +45,7 @@ class _Writer:
     rules: list[str] = field(default_factory=list)
     terminals: dict[str, str] = field(default_factory=dict)
     names: dict[tuple[object, ...], str] = field(default_factory=dict)
+    spelling: Spelling = field(default_factory=Spelling)
 
     def write(self) -> str:
         space = self.space
@@ -58,7 +59,8 @@ class _Writer:
             "COMMA": f"/{space},{space}/",
         }
         terminals = [f"{name}: {body}" for name, body in fixed.items()]
-        terminals.extend(f"{name}: {body}" for body, name in self.terminals.items())
+        for bodies in (self.spelling.shared, self.terminals):
+            terminals.extend(f"{name}: {body}" for body, name in bodies.items())
         return "\n".join(["start: n0", *self.rules, *terminals, ""])
 
     def rule(self, name: str, options: list[str]) -> str:
@@ -77,15 +79,15 @@ class _Writer:
 
     def key(self, language_or_key: object) -> str:
         language = text(language_or_key) if isinstance(language_or_key, str) else language_or_key
-        return self.terminal(json_text(language, f"{self.space}:{self.space}"))  # type: ignore[arg-type]
+        return self.terminal(self.spelling.json_text(language, f"{self.space}:{self.space}"))  # type: ignore[arg-type]
 
     def shape(self, shape: Shape) -> str:
         if isinstance(shape, Literal):
             return f'"{shape.word}"'
         if isinstance(shape, NumberShape):
-            return self.terminal(number_text(shape.numbers.language()))
+            return self.terminal(self.spelling.number(shape.numbers.language()))
         if isinstance(shape, TextShape):
-            return self.terminal(json_text(shape.language))
+            return self.terminal(self.spelling.json_text(shape.language))
         if isinstance(shape, ArrayShape):
             return self.array(shape)
         return self.object(shape)

@@ -8,6 +8,7 @@ Source: Brzozowski, "Derivatives of Regular Expressions", JACM 11(4), 1964.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 __all__ = [
     "ANY_CHAR",
@@ -164,6 +165,8 @@ def chars(ranges: Iterable[tuple[int, int]]) -> Language:
                 merged[-1] = (merged[-1][0], max(b, merged[-1][1]))
             else:
                 merged.append((a, b))
+    if len(merged) == 1 and merged[0][0] == merged[0][1]:
+        return text(chr(merged[0][0]))
     return Chars(tuple(merged)) if merged else EMPTY
 
 
@@ -295,6 +298,7 @@ def repeat(part: Language, low: int, high: int | None) -> Language:
     return Repeat(part, low, high)
 
 
+@lru_cache(maxsize=8192)
 def length_bounds(node: Language) -> tuple[int, int | None]:
     """Least and greatest number of code points of a member; a bound, not always reached."""
     if isinstance(node, Chars):
@@ -321,6 +325,7 @@ def length_bounds(node: Language) -> tuple[int, int | None]:
     return 0, None
 
 
+@lru_cache(maxsize=8192)
 def derive(node: Language, point: int) -> Language:
     """What may follow the code point `point` in members of `node`."""
     if isinstance(node, Chars):
@@ -394,6 +399,7 @@ def first_points(node: Language) -> list[int]:
     return [point for point in sorted(found) if point <= MAX_CODE_POINT and not 0xD800 <= point <= 0xDFFF]
 
 
+@lru_cache(maxsize=2048)
 def is_empty(node: Language, steps: int = 400) -> bool | None:
     """Whether no text is a member; None when `steps` derivatives did not settle it."""
     if node.nullable:

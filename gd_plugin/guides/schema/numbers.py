@@ -4,13 +4,15 @@ In:  bounds and steps as exact fractions, read from the schema's decimal text.
 Out: `Numbers`, which can be intersected, tested and written as a language over the characters of JSON numbers.
 Spellings: every plain spelling (`10`, `10.0`, `10.00`), and scientific ones. Without bounds those are all of JSON's; inside
 bounds they have one digit before the point and an exponent of at most 99 (`1e1`, `5.25E-07`, as programs print them).
-Where a bound is exclusive at most 15 digits are significant, so that no reader's binary rounding lands on the bound.
+No reader's binary rounding carries a number over a bound. Beside excluded values and multiples at most 15 digits are
+significant where there is a point or an exponent, for the same reason.
 """
 
+import sys
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from math import lcm
+from math import ceil, floor, inf, lcm, nextafter
 
 from gd_plugin.guides.schema.languages import (
     EMPTY,
@@ -35,10 +37,15 @@ _ZEROS = repeat(text("0"), 0, None)
 _SIGN = alt(EPSILON, text("-"))
 _E = words("eE")
 _FRACTION = alt(EPSILON, cat(text("."), repeat(_DIGIT, 1, None)))
-_NO_FRACTION = alt(EPSILON, cat(text("."), repeat(text("0"), 1, None)))
+_ZERO_FRACTION = cat(text("."), repeat(text("0"), 1, None))
+_NO_FRACTION = alt(EPSILON, _ZERO_FRACTION)
+_ANY_SIGN = alt(EPSILON, words("+-"))
 _INTEGER = alt(text("0"), cat(_NONZERO, _DIGITS))
 _MAX_EXPONENT = 99
 _SAFE_DIGITS = 15
+# integers up to it have a binary float of their own
+_EXACT_INTEGERS = 1 << 53
+_ZERO = Fraction(0)
 # digits of a bound and values listed one by one, before a schema counts as too complex
 _MAX_BOUND_DIGITS = 400
 _MAX_VALUES = 1000
@@ -171,19 +178,15 @@ def _language(numbers: Numbers) -> Language:
         numbers = replace(numbers, multiple=None if step == 1 else step)
     plain = numbers == replace(ANY_NUMBER, integer=numbers.integer)
     if plain and numbers.integer is None:
-        exponent = alt(EPSILON, cat(_E, alt(EPSILON, chars([(43, 43), (45, 45)])), repeat(_DIGIT, 1, None)))
+        exponent = alt(EPSILON, cat(_E, _ANY_SIGN, repeat(_DIGIT, 1, None)))
         return cat(_SIGN, _INTEGER, _FRACTION, exponent)
     if plain and numbers.integer:
         return alt(cat(_SIGN, _INTEGER), _spelled_integers())
-    parts = [_range_language(numbers)]
+    parts = [_integer_range(numbers) if numbers.integer and numbers.multiple is None else _range_language(numbers)]
     if numbers.integer is False:
         parts.append(cat(_SIGN, _INTEGER, text("."), _DIGITS, _NONZERO, _DIGITS))
     if numbers.multiple is not None:
         parts.append(_multiples(numbers.multiple))
-    if numbers.integer and numbers.multiple is None:
-        whole = both(_range_language(numbers, whole=True), cat(_SIGN, _INTEGER))
-        spelled = both(_spelled_integers(), *parts)
-        parts = [alt(whole, spelled)]
     for step in numbers.not_multiples:
         parts.append(negate(_multiples(step)))
         parts.append(cat(_SIGN, _INTEGER, _FRACTION))
@@ -207,44 +210,123 @@ def _spelled_integers() -> Language:
     return cat(_SIGN, alt(*forms))
 
 
-def _range_language(numbers: Numbers, whole: bool = False) -> Language:
-    """Spellings inside the bounds; `whole` leaves out points and exponents."""
-    low, high = numbers.low, numbers.high
-    exact = numbers.excluded or numbers.not_multiples or numbers.integer is False
+def _integer_range(numbers: Numbers) -> Language:
+    """Spellings of the integers inside the bounds."""
+    low = None if numbers.low is None else floor(numbers.low) + 1 if numbers.low_open else ceil(numbers.low)
+    high = None if numbers.high is None else ceil(numbers.high) - 1 if numbers.high_open else floor(numbers.high)
     parts = []
     if high is None or high >= 0:
-        bottom = (
-            (low, numbers.low_open) if low is not None and low > 0 else (Fraction(0), low == 0 and numbers.low_open)
-        )
-        parts.append(_magnitudes(*bottom, high, numbers.high_open, whole, bool(exact)))
+        parts.append(_integer_magnitudes(max(low or 0, 0), high))
     if low is None or low <= 0:
-        bottom = (
-            (-high, numbers.high_open)
-            if high is not None and high < 0
-            else (Fraction(0), high == 0 and numbers.high_open)
-        )
         top = None if low is None else -low
-        parts.append(cat(text("-"), _magnitudes(*bottom, top, numbers.low_open, whole, bool(exact))))
+        parts.append(cat(text("-"), _integer_magnitudes(max(-(high or 0), 0), top)))
     return alt(*parts)
 
 
-def _magnitudes(
-    low: Fraction, low_open: bool, high: Fraction | None, high_open: bool, whole: bool, exact: bool
-) -> Language:
-    """Unsigned spellings between `low` >= 0 and `high`."""
-    if high is not None and (low > high or (low == high and (low_open or high_open))):
+def _integer_magnitudes(low: int, high: int | None) -> Language:
+    """Unsigned spellings of the integers between `low` >= 0 and `high`.
+
+    Points and exponents are there only where readers that use binary floats keep the value.
+    """
+    parts = [_whole_between(low, high)]
+    largest = 10**_SAFE_DIGITS - 1
+    parts.append(cat(_whole_between(low, largest if high is None else min(high, largest)), _ZERO_FRACTION))
+    full: list[int] = []
+    low = int(_inner(Fraction(low), False, up=True))
+    high = None if high is None else int(_inner(Fraction(high), False, up=False))
+    for exponent in range(_MAX_EXPONENT + 1):
+        first, last = max(low, 10**exponent), 10 ** (exponent + 1) - 1
+        last = last if high is None else min(high, last)
+        if first > last:
+            continue
+        if first == 10**exponent and last == 10 ** (exponent + 1) - 1:
+            full.append(exponent)
+        else:
+            parts.append(cat(_mantissas(first, last, exponent), _E, _exponents([exponent])))
+    for exponent in full:
+        if 0 < exponent < _SAFE_DIGITS:
+            digits = cat(text("."), repeat(_DIGIT, 1, exponent), _ZEROS)
+            parts.append(cat(_NONZERO, digits, _E, _exponents([exponent])))
+    if full:
+        parts.append(cat(_NONZERO, _NO_FRACTION, _E, _exponents(full)))
+    if low == 0:
+        parts.append(cat(text("0"), _NO_FRACTION, _E, _ANY_SIGN, repeat(_DIGIT, 1, 2)))
+    return alt(*parts)
+
+
+def _mantissas(low: int, high: int, exponent: int) -> Language:
+    """`d.ddd` times ten to the `exponent`, for integers of that many digits and one, between `low` and `high`."""
+    unit = 10**exponent
+    plain = both(_plain_at_least(Fraction(low, unit)), _plain_at_most(Fraction(high, unit)))
+    digits = min(exponent, _SAFE_DIGITS - 1) if exponent < _SAFE_DIGITS else 0
+    fraction = cat(text("."), repeat(_DIGIT, 1, digits), _ZEROS) if digits else _ZERO_FRACTION
+    return both(cat(_NONZERO, alt(EPSILON, fraction)), plain)
+
+
+def _range_language(numbers: Numbers) -> Language:
+    """Spellings inside the bounds."""
+    tight = bool(numbers.excluded or numbers.not_multiples or numbers.multiple or numbers.integer is False)
+    low = None if numbers.low is None else _inner(numbers.low, numbers.low_open, up=True)
+    high = None if numbers.high is None else _inner(numbers.high, numbers.high_open, up=False)
+    over, under = low == 0 and numbers.low_open, high == 0 and numbers.high_open
+    parts = []
+    if any(bound is not None and abs(bound) > _EXACT_INTEGERS for bound in (numbers.low, numbers.high)):
+        parts.append(both(_integer_range(numbers), cat(_SIGN, _INTEGER)))
+    if high is None or high >= 0:
+        bottom = (low, False) if low is not None and low > 0 else (_ZERO, over)
+        parts.append(_magnitudes(*bottom, high, under, tight))
+    if low is None or low <= 0:
+        bottom = (-high, False) if high is not None and high < 0 else (_ZERO, under)
+        parts.append(cat(text("-"), _magnitudes(*bottom, None if low is None else -low, over, tight)))
+    return alt(*parts)
+
+
+def _inner(bound: Fraction, is_open: bool, up: bool) -> Fraction:
+    """The outermost number inside a bound that is the usual spelling of a binary float.
+
+    Rounding keeps order, so what a program reads from a spelling inside that number is inside the bound. An open bound
+    of 0 stays as it is.
+    """
+    if bound == 0 or not (is_open or (bound.denominator == 1 and abs(bound) > _EXACT_INTEGERS)):
+        return bound
+    try:
+        near = float(bound)
+    except OverflowError:
+        return bound if up == (bound > 0) else Fraction(sys.float_info.max) * (1 if bound > 0 else -1)
+    # an integer is compared exactly, a fraction by the float it is read as
+    rounded = Fraction(near) if bound.denominator == 1 else bound
+    if (rounded == bound and is_open) or (rounded < bound if up else rounded > bound):
+        near = nextafter(near, inf if up else -inf)
+    return Fraction(near) if near.is_integer() else Fraction(repr(near))
+
+
+def _magnitudes(low: Fraction, over: bool, high: Fraction | None, under: bool, tight: bool) -> Language:
+    """Unsigned spellings between `low` >= 0 and `high`.
+
+    Args:
+        low: least number.
+        over: `low` is 0 and left out.
+        high: greatest number, if there is one.
+        under: `high` is 0 and left out.
+        tight: at most 15 digits are significant beside a point or an exponent.
+    """
+    if high is not None and (low > high or (low == high and (over or under))):
         return EMPTY
-    plain = _plain_at_least(low, low_open)
+    plain = _plain_over_zero() if over else _plain_at_least(low)
     if high is not None:
-        plain = both(plain, _plain_at_most(high, high_open))
-    if whole:
-        return plain
-    if low_open or high_open:
-        plain = both(plain, _safe_decimals())
-    if low == 0 and not low_open and high is None and not exact:
-        exponent = cat(_E, alt(EPSILON, chars([(43, 43), (45, 45)])), repeat(_DIGIT, 1, None))
-        return cat(_INTEGER, _FRACTION, alt(EPSILON, exponent))
-    return alt(plain, _scientific(low, low_open, high, high_open))
+        plain = both(plain, _plain_at_most(high))
+    if tight:
+        plain = both(plain, alt(_INTEGER, _safe_decimals()))
+    elif low == 0 and high is None and not over:
+        return cat(_INTEGER, _FRACTION, alt(EPSILON, cat(_E, _ANY_SIGN, repeat(_DIGIT, 1, None))))
+    return alt(plain, _scientific(low, over, high, tight))
+
+
+@lru_cache(maxsize=1)
+def _plain_over_zero() -> Language:
+    """Unsigned plain decimals over 0, and over what binary floats round to it."""
+    small = cat(text("0."), repeat(text("0"), 0, _MAX_EXPONENT), _NONZERO, _DIGITS)
+    return alt(cat(_whole_at_least(1), _FRACTION), small)
 
 
 @lru_cache(maxsize=1)
@@ -275,6 +357,36 @@ def _between(low: int, high: int) -> Language:
     return chars([(48 + low, 48 + high)]) if low <= high else EMPTY
 
 
+def _whole_between(low: int, high: int | None) -> Language:
+    """Digits of the integers from `low` to `high`."""
+    if high is None:
+        return _whole_at_least(low)
+    if low > high:
+        return EMPTY
+    parts: list[Language] = []
+    for length in range(len(str(low)), len(str(high)) + 1):
+        first = max(low, 10 ** (length - 1) if length > 1 else 0)
+        parts.append(_same_length(str(first), str(min(high, 10**length - 1))))
+    return alt(*parts)
+
+
+def _same_length(low: str, high: str) -> Language:
+    """Digits between two texts of equally many digits."""
+    if not low:
+        return EPSILON
+    if low[0] == high[0]:
+        return cat(text(low[0]), _same_length(low[1:], high[1:]))
+    rest = len(low) - 1
+    first, last, parts = int(low[0]), int(high[0]), []
+    if low[1:].strip("0"):
+        parts.append(cat(text(low[0]), _same_length(low[1:], "9" * rest)))
+        first += 1
+    if high[1:].strip("9"):
+        parts.append(cat(text(high[0]), _same_length("0" * rest, high[1:])))
+        last -= 1
+    return alt(*parts, cat(_between(first, last), repeat(_DIGIT, rest, rest)))
+
+
 def _whole_at_least(value: int) -> Language:
     digits = str(value)
     parts = [cat(_NONZERO, repeat(_DIGIT, len(digits), None))]
@@ -298,71 +410,69 @@ def _whole_at_most(value: int) -> Language:
     return alt(*parts)
 
 
-def _plain_at_least(value: Fraction, is_open: bool) -> Language:
+def _plain_at_least(value: Fraction) -> Language:
     whole, fraction = _decimal(value)
-    beyond = cat(_DIGITS, _NONZERO, _DIGITS) if is_open else _DIGITS
-    if not fraction:
-        exact = cat(text("."), beyond) if is_open else _FRACTION
-    else:
-        parts: list[Language] = [cat(text("." + fraction), beyond)]
-        for index, digit in enumerate(fraction):
-            parts.append(cat(text("." + fraction[:index]), _between(int(digit) + 1, 9), _DIGITS))
-        exact = alt(*parts)
-    return alt(cat(_whole_at_least(int(whole) + 1), _FRACTION), cat(text(whole), exact))
+    parts: list[Language] = [cat(text("." + fraction), _DIGITS)] if fraction else [_FRACTION]
+    for index, digit in enumerate(fraction):
+        parts.append(cat(text("." + fraction[:index]), _between(int(digit) + 1, 9), _DIGITS))
+    return alt(cat(_whole_at_least(int(whole) + 1), _FRACTION), cat(text(whole), alt(*parts)))
 
 
-def _plain_at_most(value: Fraction, is_open: bool) -> Language:
+def _plain_at_most(value: Fraction) -> Language:
     whole, fraction = _decimal(value)
-    if not fraction:
-        exact = EMPTY if is_open else _NO_FRACTION
-    else:
-        parts: list[Language] = [EPSILON]
-        if not is_open:
-            parts.append(cat(text("." + fraction), _ZEROS))
-        for index, digit in enumerate(fraction):
-            if index:
-                parts.append(text("." + fraction[:index]))
-            parts.append(cat(text("." + fraction[:index]), _between(0, int(digit) - 1), _DIGITS))
-        exact = alt(*parts)
-    return alt(cat(_whole_at_most(int(whole) - 1), _FRACTION), cat(text(whole), exact))
+    parts: list[Language] = [EPSILON, cat(text("." + fraction), _ZEROS)] if fraction else [_NO_FRACTION]
+    for index, digit in enumerate(fraction):
+        if index:
+            parts.append(text("." + fraction[:index]))
+        parts.append(cat(text("." + fraction[:index]), _between(0, int(digit) - 1), _DIGITS))
+    return alt(cat(_whole_at_most(int(whole) - 1), _FRACTION), cat(text(whole), alt(*parts)))
+
+
+def _among(values: list[int]) -> Language:
+    """One of `values`, over 0 and under 100; a run of them by its tens."""
+    parts = []
+    for tens in range(10):
+        ones = [value % 10 for value in values if value // 10 == tens]
+        if ones:
+            parts.append(cat(text(str(tens)) if tens else EPSILON, chars((48 + digit, 48 + digit) for digit in ones)))
+    return alt(*parts)
 
 
 def _exponents(values: list[int]) -> Language:
     """Spellings of exponents, with optional sign and leading zeros."""
     parts = []
-    positive = [str(value) for value in values if value > 0]
-    negative = [str(-value) for value in values if value < 0]
+    positive = [value for value in values if value > 0]
+    negative = [-value for value in values if value < 0]
     if positive:
-        parts.append(cat(alt(EPSILON, text("+")), _ZEROS, words(positive)))
+        parts.append(cat(alt(EPSILON, text("+")), _ZEROS, _among(positive)))
     if negative:
-        parts.append(cat(text("-"), _ZEROS, words(negative)))
+        parts.append(cat(text("-"), _ZEROS, _among(negative)))
     if 0 in values:
-        parts.append(cat(alt(EPSILON, chars([(43, 43), (45, 45)])), repeat(text("0"), 1, None)))
+        parts.append(cat(_ANY_SIGN, repeat(text("0"), 1, None)))
     return alt(*parts)
 
 
-def _scientific(low: Fraction, low_open: bool, high: Fraction | None, high_open: bool) -> Language:
-    """Unsigned spellings with one digit before the point and an exponent, between `low` and `high`."""
-    fraction = alt(EPSILON, cat(text("."), repeat(_DIGIT, 1, _SAFE_DIGITS - 1 if low_open or high_open else None)))
+def _scientific(low: Fraction, over: bool, high: Fraction | None, tight: bool) -> Language:
+    """Unsigned spellings with one digit before the point and an exponent; arguments as in `_magnitudes`."""
+    fraction = alt(EPSILON, cat(text("."), repeat(_DIGIT, 1, _SAFE_DIGITS - 1 if tight else None)))
     inside, parts = [], []
     for exponent in range(-_MAX_EXPONENT, _MAX_EXPONENT + 1):
         unit = Fraction(10) ** exponent
-        above = low < unit or (low == unit and not low_open)
+        above = low <= unit
         below = high is None or high >= unit * 10
         if above and below:
             inside.append(exponent)
         elif low < unit * 10 and (high is None or high >= unit):
             mantissa = [cat(_NONZERO, fraction)]
             if not above:
-                mantissa.append(_plain_at_least(low / unit, low_open))
+                mantissa.append(_plain_at_least(low / unit))
             if not below and high is not None:
-                mantissa.append(_plain_at_most(high / unit, high_open))
+                mantissa.append(_plain_at_most(high / unit))
             parts.append(cat(both(*mantissa), _E, _exponents([exponent])))
     if inside:
         parts.append(cat(_NONZERO, fraction, _E, _exponents(inside)))
-    if low == 0 and not low_open:
-        sign = alt(EPSILON, chars([(43, 43), (45, 45)]))
-        parts.append(cat(text("0"), _NO_FRACTION, _E, sign, repeat(_DIGIT, 1, 2)))
+    if low == 0 and not over:
+        parts.append(cat(text("0"), _NO_FRACTION, _E, _ANY_SIGN, repeat(_DIGIT, 1, 2)))
     return alt(*parts)
 
 
@@ -370,12 +480,13 @@ def _scientific(low: Fraction, low_open: bool, high: Fraction | None, high_open:
 def _spelling(value: Fraction) -> Language:
     """All plain and normalised scientific spellings of one number."""
     if value == 0:
-        sign = alt(EPSILON, chars([(43, 43), (45, 45)]))
-        return cat(_SIGN, text("0"), _NO_FRACTION, alt(EPSILON, cat(_E, sign, repeat(_DIGIT, 1, 2))))
+        return cat(_SIGN, text("0"), _NO_FRACTION, alt(EPSILON, cat(_E, _ANY_SIGN, repeat(_DIGIT, 1, 2))))
     whole, fraction = _decimal(abs(value))
     plain = cat(text(f"{whole}.{fraction}"), _ZEROS) if fraction else cat(text(whole), _NO_FRACTION)
     digits = (whole + fraction).lstrip("0").rstrip("0")
     exponent = len(whole) - 1 if whole != "0" else -(len(fraction) - len(fraction.lstrip("0")) + 1)
+    if value.denominator == 1 and _inner(value, False, up=True) != value:
+        return text(str(value))
     parts = [plain]
     if abs(exponent) <= _MAX_EXPONENT:
         mantissa = cat(text(f"{digits[0]}.{digits[1:]}"), _ZEROS) if digits[1:] else cat(text(digits), _NO_FRACTION)

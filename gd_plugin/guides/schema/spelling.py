@@ -7,39 +7,49 @@ Kept here: spelling maps each text to a set of spellings that no other text has,
 complement. Source: RFC 8259, section 7; llguidance's Lark dialect (`&`, `~` on terminals).
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from gd_plugin.guides.schema.languages import ANY_CHAR, Alt, And, Cat, Chars, Language, Not, Ranges, Repeat, Words
 
-__all__ = ["json_text", "number_text", "quote_literal"]
+__all__ = ["Spelling"]
 
 _SHORT = {34: '"', 92: "\\", 47: "/", 8: "b", 12: "f", 10: "n", 13: "r", 9: "t"}
 # characters of a set of words that are spelled in every way
 _FULL_WORDS = 3000
+# characters of a part from which it gets a name
+_SHARED = 120
 
 
-def number_text(language: Language) -> str:
-    """The terminal expression of a language whose characters stand for themselves."""
-    return _Speller(escaped=False).expression(language)
+class Spelling:
+    """Writes the terminals of one grammar. `shared` are parts, by name, that several of them may use."""
 
+    def __init__(self) -> None:
+        self.shared: dict[str, str] = {}
+        self._texts = _Speller(True, self._share)
+        self._numbers = _Speller(False, self._share)
 
-def json_text(language: Language, tail: str = "") -> str:
-    """The terminal expression of the JSON strings, quotes included, whose value is in `language`; `tail` is regex."""
-    speller = _Speller(escaped=True)
-    pattern = speller.pattern(language, full=False)
-    if pattern is not None:
-        return f'/"{pattern}"{tail}/'
-    return f'/"/ {speller.expression(language)} /"{tail}/'
+    def number(self, language: Language) -> str:
+        """The terminal expression of a language whose characters stand for themselves."""
+        return self._numbers.expression(language)
 
+    def json_text(self, language: Language, tail: str = "") -> str:
+        """The terminal expression of the JSON strings, quotes included, whose value is in `language`; `tail` is regex."""
+        pattern = self._texts.pattern(language, full=False)
+        if pattern is not None:
+            return f'/"{pattern}"{tail}/'
+        return f'/"/ {self._texts.expression(language)} /"{tail}/'
 
-def quote_literal(text: str) -> str:
-    """A Lark string that stands for `text`, which is printable ASCII."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    def _share(self, body: str) -> str:
+        # the engine reads a named part once, however many terminals name it
+        return body if len(body) < _SHARED else self.shared.setdefault(body, f"S{len(self.shared)}")
 
 
 class _Speller:
-    def __init__(self, escaped: bool) -> None:
+    def __init__(self, escaped: bool, share: Callable[[str], str]) -> None:
         self.escaped = escaped
+        self.share = share
+        self._parts: dict[tuple[Language, bool], str] = {}
 
     def pattern(self, node: Language, full: bool) -> str | None:
         """A regex for a node without intersections and complements, else None."""
@@ -70,22 +80,29 @@ class _Speller:
         if pattern is not None:
             return f"/{pattern}/"
         if isinstance(node, Cat):
-            return f"({' '.join(self.expression(part, full) for part in node.parts)})"
+            return f"({' '.join(self.part(part, full) for part in node.parts)})"
         if isinstance(node, Alt):
-            return f"({' | '.join(self.expression(part, full) for part in node.parts)})"
+            return f"({' | '.join(self.part(part, full) for part in node.parts)})"
         if isinstance(node, Repeat):
-            return f"({self.expression(node.part, full)}){_times(node)}"
+            return f"({self.part(node.part, full)}){_times(node)}"
         if isinstance(node, Not):
-            return f"({self.anything()} & ~{self.expression(node.part, True)})"
+            return f"({self.anything()} & ~{self.part(node.part, True)})"
         if not isinstance(node, And):
             raise TypeError(f"not a language: {node!r}")
-        plain = [self.expression(part, full) for part in node.parts if not isinstance(part, Not)]
-        barred = [f"~{self.expression(part.part, True)}" for part in node.parts if isinstance(part, Not)]
+        plain = [self.part(part, full) for part in node.parts if not isinstance(part, Not)]
+        barred = [f"~{self.part(part.part, True)}" for part in node.parts if isinstance(part, Not)]
         return f"({' & '.join([*(plain or [self.anything()]), *barred])})"
+
+    def part(self, node: Language, full: bool) -> str:
+        """The expression of a part of another: the name of a shared terminal where it is long."""
+        key = (node, full)
+        if key not in self._parts:
+            self._parts[key] = self.share(self.expression(node, full))
+        return self._parts[key]
 
     def anything(self) -> str:
         """All texts."""
-        return f"/(?:{_escaped_set(ANY_CHAR.ranges)})*/" if self.escaped else "/[0-9.eE+\\-]*/"
+        return self.share(f"/(?:{_escaped_set(ANY_CHAR.ranges)})*/") if self.escaped else "/[0-9.eE+\\-]*/"
 
 
 def _times(node: Repeat) -> str:
@@ -104,6 +121,8 @@ def _raw_word(word: str) -> str:
 
 
 def _raw_set(ranges: Ranges) -> str:
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return _raw(ranges[0][0])
     return "[" + "".join(_raw(low) if low == high else f"{_raw(low)}-{_raw(high)}" for low, high in ranges) + "]"
 
 
@@ -147,9 +166,10 @@ def _escaped_set(ranges: Ranges) -> str:
     units = [_hex_range(low, min(high, 0xFFFF), 4) for low, high in ranges if low <= 0xFFFF]
     pairs = [pair for low, high in ranges if high > 0xFFFF for pair in _pairs(max(low, 0x10000), high)]
     if units or pairs:
-        escapes.append(f"u(?:{'|'.join([*units, *pairs])})")
+        found = [*units, *pairs]
+        escapes.append(f"u(?:{'|'.join(found)})" if len(found) > 1 else f"u{found[0]}")
     if escapes:
-        parts.append(rf"\\(?:{'|'.join(escapes)})")
+        parts.append(rf"\\(?:{'|'.join(escapes)})" if len(escapes) > 1 else rf"\\{escapes[0]}")
     return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"
 
 
