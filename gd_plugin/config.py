@@ -35,6 +35,7 @@ class GuidedDecodingConfig:
         pin_memory: pin host rows; None pins where there is a CUDA device.
         cache_bytes: compiled grammars kept, in bytes.
         compile_timeout_s: seconds one guide may compile.
+        compile_memory_bytes: memory that the process which compiles large guides may take for one, in bytes.
         max_guide_bytes: UTF-8 bytes of a guide's text.
         max_depth: nesting depth of a guide.
         fill_threads: threads that fill rows of one step; None chooses from the machine, 1 never starts one.
@@ -52,6 +53,7 @@ class GuidedDecodingConfig:
     pin_memory: bool | None = None
     cache_bytes: int = 1 << 30
     compile_timeout_s: float = 10.0
+    compile_memory_bytes: int = 4 << 30
     max_guide_bytes: int = 1 << 20
     max_depth: int = 64
     fill_threads: int | None = None
@@ -60,7 +62,7 @@ class GuidedDecodingConfig:
         hints = typing.get_type_hints(type(self))
         for field in fields(self):
             _check_value(field.name, getattr(self, field.name), hints[field.name])
-        for name in ("max_whitespace", "cache_bytes", "max_guide_bytes", "max_depth"):
+        for name in ("max_whitespace", "cache_bytes", "compile_memory_bytes", "max_guide_bytes", "max_depth"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.canonical_forcing:

@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gd_plugin.config import GuidedDecodingConfig
-from gd_plugin.errors import BackendNotInstalledError, UnsupportedGuideError
+from gd_plugin.errors import BackendNotInstalledError, GuideError, GuideTooLargeError, UnsupportedGuideError
 from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, backend_names, create_backend
 from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.grammars.reasoning import ReasoningGrammar
 from gd_plugin.grammars.vocabulary import Vocabulary
-from gd_plugin.grammars.worker import CompileWorker
+from gd_plugin.grammars.worker import CompileWorker, fill_first_row
 from gd_plugin.guides.guide import Guide
 from gd_plugin.guides.limits import check_limits, compile_weight, num_written_positions
 from gd_plugin.guides.report import Problem
@@ -28,8 +28,9 @@ __all__ = ["CacheInfo", "GrammarMatcherFactory", "shared_factory"]
 
 # A compiled grammar whose engine does not tell its size is counted as this much.
 _UNKNOWN_BYTES = 1 << 16
-# Guides over this weight compile in a process that can be ended (a tenth of a second to seconds in xgrammar 0.2.9).
-_WORKER_WEIGHT = 50_000
+# A guide with a longer text is not even looked through for what a backend cannot enforce but in a process that can be
+# ended.
+_MAX_TEXT_HERE = 50_000
 # Characters with repeats written out from which llguidance is tried before xgrammar.
 _LAZY_POSITIONS = 500
 # Factories that `shared_factory` keeps: one a model and configuration in use.
@@ -201,7 +202,7 @@ class GrammarMatcherFactory:
             return ReasoningGrammar(guide, self.compile(replace(guide, reasoning=None)), self.vocabulary)
         if self.config.backend != "auto":
             return self._compile_with(self.config.backend, guide, "chosen by the caller")
-        refused: dict[str, UnsupportedGuideError] = {}
+        refused: dict[str, GuideError] = {}
         missing: dict[str, str] = {}
         for name in _cheapest_first(guide):
             try:
@@ -209,7 +210,7 @@ class GrammarMatcherFactory:
                 if refused:
                     reason += f" ({', '.join(refused)} cannot)"
                 return self._compile_with(name, guide, reason)
-            except UnsupportedGuideError as error:
+            except (UnsupportedGuideError, GuideTooLargeError) as error:
                 refused[name] = error
             except BackendNotInstalledError as error:
                 missing[name] = str(error)
@@ -226,13 +227,21 @@ class GrammarMatcherFactory:
 
     def _compile_with(self, name: str, guide: Guide, reason: str) -> CompiledGrammar:
         backend = self._backend(name)
-        problems = backend.problems(guide)
+        large = backend.worker_weight is not None and compile_weight(guide) > backend.worker_weight
+        problems: list[Problem] = []
+        data: bytes | None = None
+        if not large or len(guide.guide) <= _MAX_TEXT_HERE:
+            problems = backend.problems(guide)
+        if large and not (problems and self.config.strict):
+            problems, data = self._worker(name).compile(guide)
         if problems and self.config.strict:
             raise _refusal(name, problems)
-        if backend.serialises and compile_weight(guide) > _WORKER_WEIGHT:
-            compiled = backend.load(guide, self._worker(name).compile(guide))
-        else:
+        if data is None:
             compiled = backend.compile(guide)
+        else:
+            compiled = backend.load(guide, data)
+            # the worker has shown that this mask ends; the first request need not wait for it
+            fill_first_row(compiled, self.vocabulary)
         compiled.reason = reason
         compiled.not_enforced = tuple(problems)
         return compiled

@@ -1,9 +1,10 @@
 """A process that compiles large guides, and can be ended: a thread cannot.
 
 In:  a guide that passes the limits and whose estimate is large, a vocabulary, a configuration, a backend's name.
-Out: the compiled grammar, as the engine's own serialisation; or the worker's error; or, when the time is over, a
-     CompileTimeoutError and no worker. The next guide starts a new one; otherwise it is kept between guides.
-Both sides speak frames of JSON over the worker's pipes: a length of 8 bytes, then the text. Nothing is pickled.
+Out: what the backend cannot enforce, and what it makes its compiled grammar from; or the worker's error; or, when the time
+     or the memory is over, an error and no worker. The next guide starts a new one; otherwise it is kept between guides.
+Both sides speak frames over the worker's pipes: two lengths of 8 bytes, JSON text, bytes. Nothing is pickled. The limits
+on time and memory are for a guide alone: what importing the engine and reading the vocabulary take comes before them.
 """
 
 import base64
@@ -17,20 +18,34 @@ import threading
 import time
 import weakref
 from dataclasses import asdict
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from gd_plugin import errors
 from gd_plugin.config import GuidedDecodingConfig
-from gd_plugin.errors import CompileTimeoutError, GuidedDecodingError, GuideError, GuideTooLargeError
+from gd_plugin.errors import CompileTimeoutError, GuidedDecodingError, GuideTooLargeError
+from gd_plugin.grammars.backends.registry import CompiledGrammar, create_backend
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.guide import Guide
+from gd_plugin.guides.report import Problem
+from gd_plugin.masks.bitmask import allocate_token_bitmask
 
-__all__ = ["CompileWorker", "main"]
+__all__ = ["CompileWorker", "WorkerAnswer", "fill_first_row", "main"]
 
 # importing the engine and reading a vocabulary; not part of a guide's own time
 _START_S = 120.0
-_MEMORY_BYTES = 4 << 30
-_ERROR_FIELDS = ("pointer", "keyword", "hint", "limit", "value")
+_ERROR_FIELDS = ("pointer", "keyword", "hint", "limit", "value", "reasons", "seconds")
+
+
+class WorkerAnswer(NamedTuple):
+    """What a worker found.
+
+    Attributes:
+        problems: what the backend cannot enforce in the guide.
+        compiled: what `Backend.load` takes, or None where the problems forbid compiling.
+    """
+
+    problems: list[Problem]
+    compiled: bytes | None
 
 
 class CompileWorker:
@@ -43,20 +58,20 @@ class CompileWorker:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def compile(self, guide: Guide) -> bytes:
-        """Return the engine's serialisation of the compiled guide.
+    def compile(self, guide: Guide) -> WorkerAnswer:
+        """Compile a guide there.
 
         Raises:
             CompileTimeoutError: it took longer than `compile_timeout_s`; the process has been ended.
-            GuideTooLargeError: the process ran out of memory.
+            GuideTooLargeError: the process ran out of memory, or broke down.
             GuideError: what the backend says about the guide.
         """
         with self._lock:
             process = self._started()
-            answer = self._ask(process, {"guide": guide.to_json()}, self._config.compile_timeout_s)
-        if "error" in answer:
-            raise _rebuilt(answer)
-        return base64.b64decode(answer["compiled"])
+            head, compiled = self._ask(process, {"guide": guide.to_json()}, self._config.compile_timeout_s)
+        if "error" in head:
+            raise _rebuilt(head)
+        return WorkerAnswer([Problem(*fields) for fields in head["problems"]], compiled if head["compiled"] else None)
 
     def close(self) -> None:
         """End the process, if there is one."""
@@ -83,10 +98,15 @@ class CompileWorker:
             "tokens": tokens,
             "stops": list(self._vocabulary.stop_token_ids),
         }
-        self._ask(process, start, _START_S)
+        head, _ = self._ask(process, start, _START_S)
+        if "error" in head:
+            self.close()
+            raise _rebuilt(head)
         return process
 
-    def _ask(self, process: "subprocess.Popen[bytes]", message: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def _ask(
+        self, process: "subprocess.Popen[bytes]", message: dict[str, Any], seconds: float
+    ) -> tuple[dict[str, Any], bytes]:
         deadline = time.monotonic() + seconds
         if process.stdin is None or process.stdout is None:
             raise GuidedDecodingError("the compile worker has no pipes")
@@ -96,16 +116,18 @@ class CompileWorker:
         except TimeoutError:
             self.close()
             raise CompileTimeoutError(
-                f"compiling took longer than compile_timeout_s={seconds:g}; simplify the guide or raise the limit",
+                f"compiling with {self._backend} took longer than compile_timeout_s={seconds:g}; simplify the guide "
+                "(shorter repeats, fewer options) or raise the limit",
                 seconds=seconds,
             ) from None
         except (EOFError, OSError) as error:
             self.close()
             raise GuideTooLargeError(
-                f"#: the compile worker ended while compiling, most likely over its {_MEMORY_BYTES >> 30} GiB of memory",
+                f"#: compiling with {self._backend} broke its process down, most likely over compile_memory_bytes="
+                f"{self._config.compile_memory_bytes}",
                 pointer="#",
-                limit="memory",
-                hint="simplify the guide: shorter repeats, fewer options",
+                limit="compile_memory_bytes",
+                hint="simplify the guide (shorter repeats, fewer options), or raise the limit",
             ) from error
 
 
@@ -118,34 +140,34 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
                 pipe.close()
 
 
-def _rebuilt(answer: dict[str, Any]) -> GuidedDecodingError:
+def _rebuilt(head: dict[str, Any]) -> GuidedDecodingError:
     """Return the worker's error as the class it was there."""
-    kind = getattr(errors, str(answer["error"]), GuidedDecodingError)
-    if isinstance(kind, type) and issubclass(kind, GuideError):
-        error: GuidedDecodingError = kind(str(answer["message"]))
-        for name in _ERROR_FIELDS:
-            if answer.get(name) is not None:
-                setattr(error, name, answer[name])
-        return error
-    return GuidedDecodingError(str(answer["message"]))
+    kind = getattr(errors, str(head["error"]), GuidedDecodingError)
+    if not (isinstance(kind, type) and issubclass(kind, GuidedDecodingError)):
+        kind = GuidedDecodingError
+    error = kind(str(head["message"]))
+    for name, value in head["fields"].items():
+        setattr(error, name, value)
+    return error
 
 
-def _send(pipe: IO[bytes], message: dict[str, Any]) -> None:
-    data = json.dumps(message).encode()
-    pipe.write(len(data).to_bytes(8, "little") + data)
+def _send(pipe: IO[bytes], head: dict[str, Any], body: bytes = b"") -> None:
+    text = json.dumps(head).encode()
+    pipe.write(len(text).to_bytes(8, "little") + len(body).to_bytes(8, "little") + text)
+    pipe.write(body)
     pipe.flush()
 
 
-def _receive(pipe: IO[bytes], deadline: float) -> dict[str, Any]:
+def _receive(pipe: IO[bytes], deadline: float) -> tuple[dict[str, Any], bytes]:
     """Read one frame.
 
     Raises:
         TimeoutError: the deadline passed first.
         EOFError: the other side is gone.
     """
-    length = int.from_bytes(_read(pipe, 8, deadline), "little")
-    answer: dict[str, Any] = json.loads(_read(pipe, length, deadline))
-    return answer
+    lengths = _read(pipe, 16, deadline)
+    head: dict[str, Any] = json.loads(_read(pipe, int.from_bytes(lengths[:8], "little"), deadline))
+    return head, _read(pipe, int.from_bytes(lengths[8:], "little"), deadline)
 
 
 def _read(pipe: IO[bytes], length: int, deadline: float) -> bytes:
@@ -163,6 +185,11 @@ def _read(pipe: IO[bytes], length: int, deadline: float) -> bytes:
     return b"".join(parts)
 
 
+def fill_first_row(compiled: CompiledGrammar, vocabulary: Vocabulary) -> None:
+    """Build the mask that a matcher of this grammar begins with."""
+    compiled.create_matcher().fill_next_token_bitmask(allocate_token_bitmask(1, vocabulary.vocab_size), 0)
+
+
 def main() -> None:
     """Be the worker: read a vocabulary, then guides, until the pipe closes."""
     answers = os.fdopen(os.dup(1), "wb")
@@ -173,35 +200,65 @@ def main() -> None:
     start = _next_question(questions)
     if start is None:
         return
-    from gd_plugin.grammars.backends.registry import create_backend
-
     tokens: list[bytes | None] = [base64.b64decode(token) for token in start["tokens"]]
     vocabulary = Vocabulary.from_bytes(tokens, stop_token_ids=start["stops"])
-    backend = create_backend(start["backend"], vocabulary, GuidedDecodingConfig(**start["config"]))
-    _limit_memory()
-    _send(answers, {"ready": True})
+    config = GuidedDecodingConfig(**start["config"])
+    try:
+        backend = create_backend(start["backend"], vocabulary, config)
+        # the engine's own view of the vocabulary is built here, not in the first guide's time
+        backend.compile(Guide.choice(["a"]))
+    except GuidedDecodingError as error:
+        _send(answers, _as_head(error))
+        return
+    _limit_memory(config.compile_memory_bytes)
+    _send(answers, {})
     while (question := _next_question(questions)) is not None:
+        guide = Guide.from_json(question["guide"])
+        body = b""
         try:
-            compiled = backend.compile(Guide.from_json(question["guide"]))
-            answer: dict[str, Any] = {"compiled": base64.b64encode(backend.dump(compiled)).decode()}
-        except MemoryError:
-            return
+            problems = backend.problems(guide)
+            if not problems or not config.strict:
+                compiled = backend.compile(guide)
+                # an engine that compiles lazily does its work here
+                fill_first_row(compiled, vocabulary)
+                body = backend.dump(compiled)
+            head = {
+                "problems": [[item.pointer, item.keyword, item.backend, item.message] for item in problems],
+                "compiled": not problems or not config.strict,
+            }
         except GuidedDecodingError as error:
-            answer = {"error": type(error).__name__, "message": str(error)}
-            answer |= {name: getattr(error, name, None) for name in _ERROR_FIELDS}
-        _send(answers, answer)
+            if _is_out_of_memory(error):
+                # nothing this process says from here on can be relied on
+                return
+            head = _as_head(error)
+        _send(answers, head, body)
 
 
 def _next_question(pipe: IO[bytes]) -> dict[str, Any] | None:
-    head = pipe.read(8)
-    if len(head) < 8:
+    lengths = pipe.read(16)
+    if len(lengths) < 16:
         return None
-    question: dict[str, Any] = json.loads(pipe.read(int.from_bytes(head, "little")))
+    question: dict[str, Any] = json.loads(pipe.read(int.from_bytes(lengths[:8], "little")))
     return question
 
 
-def _limit_memory() -> None:
-    """Let the process grow by `_MEMORY_BYTES` over what it has now, where the system can hold it to that."""
+def _as_head(error: GuidedDecodingError) -> dict[str, Any]:
+    fields = {name: getattr(error, name) for name in _ERROR_FIELDS if getattr(error, name, None) is not None}
+    return {"error": type(error).__name__, "message": str(error), "fields": fields}
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an engine's error, or what caused it, is a failed allocation."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MemoryError) or "bad_alloc" in str(cause) or "memory allocation" in str(cause):
+            return True
+        cause = cause.__cause__
+    return False
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """Let the process grow by `num_bytes` over what it has now, where the system can hold it to that."""
     try:
         import resource
     except ImportError:
@@ -211,5 +268,5 @@ def _limit_memory() -> None:
             pages = int(file.read().split()[0])
     except OSError:
         return
-    limit = pages * resource.getpagesize() + _MEMORY_BYTES
+    limit = pages * resource.getpagesize() + num_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

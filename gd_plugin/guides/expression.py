@@ -26,7 +26,6 @@ __all__ = [
     "complement",
     "either",
     "is_plain",
-    "matches_empty",
     "num_positions",
     "repeat",
     "repeat_text",
@@ -169,19 +168,6 @@ def repeat(item: Node, low: int, high: int | None) -> Node:
         # (x*)+ and its kin: engines spend exponential time on them and they are one star
         return Repeat(item.item, min(item.low, low), None)
     return Repeat(item, low, high)
-
-
-def matches_empty(node: Node, empty_rules: frozenset[str] = frozenset()) -> bool:
-    """Tell whether the empty text matches; `empty_rules` are the rules that derive it."""
-    if isinstance(node, Literal):
-        return not node.text
-    if isinstance(node, Sequence):
-        return all(matches_empty(part, empty_rules) for part in node.parts)
-    if isinstance(node, Either):
-        return any(matches_empty(option, empty_rules) for option in node.options)
-    if isinstance(node, Repeat):
-        return node.low == 0 or matches_empty(node.item, empty_rules)
-    return isinstance(node, Reference) and node.name in empty_rules
 
 
 def num_positions(node: Node) -> int:

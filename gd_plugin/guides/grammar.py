@@ -23,7 +23,6 @@ from gd_plugin.guides.expression import (
     class_text,
     either,
     is_plain,
-    matches_empty,
     num_positions,
     repeat,
     repeat_text,
@@ -54,14 +53,7 @@ class Grammar:
 
         If nothing matches at all, the start rule is NOTHING.
         """
-        alive: set[str] = set()
-        growing = True
-        while growing:
-            growing = False
-            for name, node in self.rules.items():
-                if name not in alive and _prune(node, alive) != NOTHING:
-                    alive.add(name)
-                    growing = True
+        alive = _deriving(self.rules)
         rules = {name: _prune(node, alive) for name, node in self.rules.items() if name in alive}
         rules.setdefault(self.start, NOTHING)
         kept: dict[str, Node] = {}
@@ -77,26 +69,13 @@ class Grammar:
         """Return the grammar with every leaf of its expressions changed."""
         return Grammar({name: _rewrite(node, change) for name, node in self.rules.items()}, self.start)
 
-    def empty_rules(self) -> frozenset[str]:
-        """Return the rules that derive the empty text."""
-        found: frozenset[str] = frozenset()
-        while True:
-            grown = frozenset(name for name, node in self.rules.items() if matches_empty(node, found))
-            if grown == found:
-                return found
-            found = grown
-
     def recursive_rules(self) -> frozenset[str]:
         """Return the rules that can reach themselves."""
-        following = {name: set(references(node)) for name, node in self.rules.items()}
-        # rules from which nothing recursive is reached are peeled off from the leaves up
-        pending = dict(following)
-        while True:
-            leaves = [name for name, targets in pending.items() if not targets & pending.keys()]
-            if not leaves:
-                return frozenset(name for name in pending if _reaches(pending, name))
-            for name in leaves:
-                del pending[name]
+        found: set[str] = set()
+        for group in _leaves_first(self):
+            if len(group) > 1 or group[0] in references(self.rules[group[0]]):
+                found.update(group)
+        return frozenset(found)
 
 
 def one_rule(node: Node) -> Grammar:
@@ -119,17 +98,52 @@ def references(node: Node) -> Iterator[str]:
             stack.append(item.item)
 
 
-def _reaches(following: dict[str, set[str]], name: str) -> bool:
-    seen: set[str] = set()
-    stack = list(following[name])
-    while stack:
-        target = stack.pop()
-        if target == name:
-            return True
-        if target not in seen:
-            seen.add(target)
-            stack.extend(following.get(target, ()))
-    return False
+@dataclass(slots=True)
+class _Gate:
+    """An expression that derives a text once `missing` of its parts do; then it tells `parent`, or its rule does."""
+
+    missing: int
+    parent: "_Gate | str"
+
+
+def _deriving(rules: dict[str, Node]) -> set[str]:
+    """Return the rules from which a text can be derived, in a time that grows with the size of the grammar alone."""
+    found: set[str] = set()
+    waiting: dict[str, list[_Gate]] = {}
+
+    def settle(parent: _Gate | str) -> None:
+        """One more part of `parent` derives a text."""
+        stack = [parent]
+        while stack:
+            item = stack.pop()
+            if isinstance(item, str):
+                if item not in found:
+                    found.add(item)
+                    stack.extend(waiting.pop(item, ()))
+            else:
+                item.missing -= 1
+                if item.missing == 0:
+                    stack.append(item.parent)
+
+    def enter(node: Node, parent: _Gate | str) -> None:
+        if isinstance(node, Sequence):
+            gate = _Gate(len(node.parts), parent)
+            for part in node.parts:
+                enter(part, gate)
+        elif isinstance(node, Either):
+            gate = _Gate(1, parent)
+            for option in node.options:
+                enter(option, gate)
+        elif isinstance(node, Repeat) and node.low:
+            enter(node.item, parent)
+        elif isinstance(node, Reference) and node.name not in found:
+            waiting.setdefault(node.name, []).append(_Gate(1, parent))
+        elif node != NOTHING:
+            settle(parent)
+
+    for name, node in rules.items():
+        enter(node, name)
+    return found
 
 
 def _prune(node: Node, alive: set[str]) -> Node:
@@ -152,6 +166,9 @@ def to_regular(grammar: Grammar) -> Node | None:
     """Return one expression for a grammar without recursion, or None if it has some or would grow too large."""
     if grammar.recursive_rules():
         return None
+    if len(grammar.rules) == 1:
+        # nothing is written into anything
+        return grammar.rules[grammar.start]
     flat: dict[str, Node] = {}
     sizes: dict[str, int] = {}
     heights: dict[str, int] = {}
@@ -167,7 +184,7 @@ def to_regular(grammar: Grammar) -> Node | None:
             return max(node.low, node.high or 1, 1) * size(node.item)
         return num_positions(node)
 
-    for name in _leaves_first(grammar):
+    for [name] in _leaves_first(grammar):
         sizes[name] = size(grammar.rules[name])
         heights[name] = 1 + max((heights[target] for target in references(grammar.rules[name])), default=0)
         if sizes[name] > _MAX_REGULAR_POSITIONS or heights[name] > _MAX_REGULAR_HEIGHT:
@@ -178,18 +195,42 @@ def to_regular(grammar: Grammar) -> Node | None:
     return flat[grammar.start]
 
 
-def _leaves_first(grammar: Grammar) -> list[str]:
-    """Return the rules of a grammar without recursion so that each comes behind those it refers to."""
-    done: dict[str, None] = {}
-    stack = [grammar.start]
-    while stack:
-        name = stack[-1]
-        waiting = [target for target in references(grammar.rules[name]) if target not in done]
-        if waiting:
-            stack.extend(waiting)
-        else:
-            done[stack.pop()] = None
-    return list(done)
+def _leaves_first(grammar: Grammar) -> list[list[str]]:
+    """Return the rules so that each comes behind those it refers to; rules that reach each other are one group.
+
+    Source: Tarjan, Depth-first search and linear graph algorithms (1972), without recursion.
+    """
+    groups: list[list[str]] = []
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    open_rules: list[str] = []
+    grouped: set[str] = set()
+
+    def enter(name: str) -> tuple[str, Iterator[str]]:
+        order[name] = lowest[name] = len(order)
+        open_rules.append(name)
+        return name, references(grammar.rules[name])
+
+    for root in grammar.rules:
+        path = [] if root in order else [enter(root)]
+        while path:
+            name, targets = path[-1]
+            target = next(targets, None)
+            if target is None:
+                path.pop()
+                if path:
+                    lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[name])
+                if lowest[name] == order[name]:
+                    group = [open_rules.pop()]
+                    while group[-1] != name:
+                        group.append(open_rules.pop())
+                    groups.append(group)
+                    grouped.update(group)
+            elif target not in order:
+                path.append(enter(target))
+            elif target not in grouped:
+                lowest[name] = min(lowest[name], order[target])
+    return groups
 
 
 def to_xgrammar_ebnf(grammar: Grammar) -> str:

@@ -1,11 +1,14 @@
 """Limits on what strangers send, checked before any engine sees it, and an estimate of what compiling costs.
 
 In:  a Guide and the configuration.
-Out: `check_limits`: nothing, or a GuideTooLargeError that names the limit and the value. `compile_weight`: a number that
-     compile time grows with.
+Out: `check_limits`: nothing, or a GuideTooLargeError that names the limit and the value. `compile_weight` and
+     `num_written_positions`: numbers that compile time grows with. Rules are not written into one another for them: no
+     engine is given more than is counted here.
 """
 
 import json
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from gd_plugin.config import GuidedDecodingConfig
@@ -13,13 +16,17 @@ from gd_plugin.errors import GuideTooLargeError
 from gd_plugin.guides.expression import num_positions, weight
 from gd_plugin.guides.guide import Guide, GuideType
 from gd_plugin.guides.language import TEXT_KINDS, language_of
+from gd_plugin.guides.structural_tag import formats
 
 __all__ = ["check_limits", "compile_weight", "num_written_positions"]
 
 _JSON_KINDS = frozenset({GuideType.JSON_SCHEMA, GuideType.STRUCTURAL_TAG})
+_COUNTS = frozenset(
+    {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"}
+)
 
-
-_COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
+# A rule more is as much as this many ranges: through rules, one character can have very many derivations.
+_RULE_WEIGHT = 50
 
 
 def check_limits(guide: Guide, config: GuidedDecodingConfig) -> None:
@@ -50,22 +57,46 @@ def num_written_positions(guide: Guide) -> int:
     return sum(map(num_positions, language_of(guide).rules.values()))
 
 
+@lru_cache(maxsize=64)
 def compile_weight(guide: Guide) -> int:
-    """Estimate compile cost: ranges of characters with repeats written out, or bytes and counts of a schema."""
+    """Estimate compile cost.
+
+    Of a guide over characters: its ranges of characters with its repeats written out, and its rules. Of a JSON kind: its
+    bytes and counts, and what the regexes and grammars inside a structural tag weigh.
+    """
     if guide.guide_type in TEXT_KINDS:
-        return sum(map(weight, language_of(guide).rules.values()))
+        rules = language_of(guide).rules.values()
+        return sum(map(weight, rules)) + _RULE_WEIGHT * (len(rules) - 1)
     if guide.guide_type not in _JSON_KINDS:
         return 0
+    value = json.loads(guide.guide)
     total = len(guide.guide)
-    stack: list[Any] = [value for value in [json.loads(guide.guide)] if isinstance(value, dict)]
+    for item in _objects(value):
+        total += sum(int(count) for key, count in item.items() if key in _COUNTS and _is_count(count))
+    if guide.guide_type is GuideType.STRUCTURAL_TAG:
+        total += sum(map(_format_weight, formats(value["format"])))
+    return total
+
+
+def _format_weight(node: dict[str, Any]) -> int:
+    """Return what a format of a structural tag weighs beside the bytes it is written in."""
+    if node["type"] == "regex":
+        return compile_weight(Guide(GuideType.REGEX, node["pattern"]))
+    if node["type"] == "grammar":
+        return compile_weight(Guide(GuideType.EBNF_GRAMMAR, node["grammar"]))
+    return int(node["max"] or node["min"]) if node["type"] == "repeat" else 0
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object inside a JSON value, without recursion."""
+    stack = [value]
     while stack:
         item = stack.pop()
         if isinstance(item, dict):
-            total += sum(int(value) for key, value in item.items() if key in _COUNTS and _is_count(value))
+            yield item
             stack.extend(part for part in item.values() if isinstance(part, dict | list))
-        else:
+        elif isinstance(item, list):
             stack.extend(part for part in item if isinstance(part, dict | list))
-    return total
 
 
 def _is_count(value: Any) -> bool:

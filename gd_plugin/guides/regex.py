@@ -43,6 +43,7 @@ sre_parser: Any = import_module("re._parser")
 
 _SURROGATE = 0xD800
 _NUM_SURROGATES = 0x800
+_ONE_CHARACTER = frozenset({sre.LITERAL, sre.NOT_LITERAL, sre.IN, sre.ANY})
 _FLAGS_THAT_CHANGE_SETS = re.IGNORECASE | re.ASCII
 _REFUSED = {
     sre.ASSERT: "look-around",
@@ -75,9 +76,9 @@ def parse_regex(pattern: str) -> Node:
     """
     _check_nesting(pattern)
     try:
-        # not sre_parser.parse: re.compile also refuses what only its code generator notices
-        flags = re.compile(pattern).flags
+        # not re.compile: what only its code generator notices is in look-behinds, which are refused anyway
         tree = sre_parser.parse(pattern)
+        flags = tree.state.flags
     except re.error as error:
         place = f"position {error.pos}" if error.pos is not None else "regex"
         raise InvalidGuideError(
@@ -115,17 +116,16 @@ class _RefusedError(Exception):
 def _convert(tree: Any, flags: int, at_start: bool, at_end: bool) -> Node:
     """Convert a parsed pattern; `at_start` and `at_end` tell whether nothing can come before or behind it."""
     items = list(tree)
-    widths = [_max_width(item) for item in items]
-    parts: list[Node] = []
+    places = [index for index, item in enumerate(items) if _max_width(item)]
+    first, last = (places[0], places[-1]) if places else (len(items), -1)
+    parts = []
     for index, (op, argument) in enumerate(items):
-        starts = at_start and not any(widths[:index])
-        ends = at_end and not any(widths[index + 1 :])
-        parts.append(_convert_item(op, argument, flags, starts, ends))
+        parts.append(_convert_item(op, argument, flags, at_start and index <= first, at_end and index >= last))
     return sequence(parts)
 
 
 def _convert_item(op: Any, argument: Any, flags: int, at_start: bool, at_end: bool) -> Node:
-    if op in (sre.LITERAL, sre.NOT_LITERAL, sre.IN, sre.ANY):
+    if op in _ONE_CHARACTER:
         return _convert_set(op, argument, flags)
     if op is sre.BRANCH:
         return either(_convert(branch, flags, at_start, at_end) for branch in argument[1])
@@ -161,6 +161,8 @@ def _convert_anchor(argument: Any, at_start: bool, at_end: bool) -> Node:
 def _max_width(item: Any) -> int:
     """Characters one parsed item can match at most."""
     op = item[0]
+    if op in _ONE_CHARACTER:
+        return 1
     if op is sre.AT:
         return 0
     pattern = sre_parser.SubPattern(sre_parser.State(), [item])

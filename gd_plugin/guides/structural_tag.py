@@ -23,7 +23,7 @@ from gd_plugin.guides.expression import Literal, to_rust_regex
 from gd_plugin.guides.grammar import Grammar, one_rule, to_lark, to_xgrammar_ebnf
 from gd_plugin.guides.regex import parse_regex
 
-__all__ = ["embedded_schemas", "parse_structural_tag", "to_engine_format", "to_structural_lark"]
+__all__ = ["embedded_schemas", "formats", "parse_structural_tag", "to_engine_format", "to_structural_lark"]
 
 _MAX_DEPTH = 32
 # field -> (type, default or ... where it must be given); every format takes no other field
@@ -79,16 +79,28 @@ def parse_structural_tag(spec: Any) -> dict[str, Any]:
     return {"type": "structural_tag", "format": _parse(spec["format"], "#/format", 0)}
 
 
-def embedded_schemas(node: dict[str, Any], pointer: str = "#/format") -> list[tuple[str, Any]]:
+def embedded_schemas(node: dict[str, Any]) -> list[tuple[str, Any]]:
     """Return the JSON Schemas inside a normal form's format, with their pointers."""
-    if node["type"] == "json_schema":
-        return [(f"{pointer}/json_schema", node["json_schema"])]
-    found: list[tuple[str, Any]] = []
-    for field in ("elements", "tags"):
-        for index, item in enumerate(node.get(field, ())):
-            found.extend(embedded_schemas(item, f"{pointer}/{field}/{index}"))
-    if isinstance(node.get("content"), dict):
-        found.extend(embedded_schemas(node["content"], f"{pointer}/content"))
+    found = [(pointer, item) for pointer, item in _placed_formats(node) if item["type"] == "json_schema"]
+    return [(f"{pointer}/json_schema", item["json_schema"]) for pointer, item in found]
+
+
+def formats(node: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a normal form's format and all those inside it."""
+    return [item for _, item in _placed_formats(node)]
+
+
+def _placed_formats(node: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    found: list[tuple[str, dict[str, Any]]] = []
+    stack = [("#/format", node)]
+    while stack:
+        pointer, item = stack.pop()
+        found.append((pointer, item))
+        below = [("content", item["content"])] if isinstance(item.get("content"), dict) else []
+        for field in ("elements", "tags"):
+            below.extend((f"{field}/{index}", part) for index, part in enumerate(item.get(field, ())))
+        # the last is taken first
+        stack.extend((f"{pointer}/{step}", part) for step, part in reversed(below))
     return found
 
 

@@ -1,11 +1,15 @@
-"""Large guides compile in a process that is really ended when its time is over."""
+"""Large guides compile in a process that is really ended when its time or its memory is over."""
 
 import pytest
 
 import gd_plugin as gd
 from gd_plugin.grammars.compiler import GrammarMatcherFactory
 
-LARGE = gd.Guide.regex(r"(ab|[^c]){300}x")
+LARGE = r"(ab|[^c]){3000}x"
+# every rule may be the one below it: xgrammar takes a time for it that grows with the square of their number
+CHAIN = gd.Guide.ebnf(
+    "\n".join(["root ::= r0", *(f'r{i} ::= r{i + 1} | "x{i}"' for i in range(3000)), 'r3000 ::= "c"'])
+)
 
 
 @pytest.fixture(scope="module")
@@ -14,15 +18,14 @@ def vocabulary():
     return gd.Vocabulary.from_bytes(tokens, stop_token_ids=[258])
 
 
-def test_a_worker_lives_between_guides_and_ends_with_its_time(vocabulary, monkeypatch):
+def test_a_worker_lives_between_guides_and_ends_with_its_time(vocabulary):
     # one test: a process takes seconds to start
-    monkeypatch.setattr("gd_plugin.grammars.compiler._WORKER_WEIGHT", 100)
     config = gd.GuidedDecodingConfig(compile_timeout_s=60.0)
     factory = GrammarMatcherFactory(vocabulary, backend="xgrammar", config=config)
-    matcher = factory.create(LARGE)
+    matcher = factory.create(gd.Guide.regex(LARGE))
     worker = factory._workers["xgrammar"]
     process = worker._process
-    ids = [256] * 300 + [ord("x")]
+    ids = [256] * 3000 + [ord("x")]
     assert matcher.validate_tokens(ids) == len(ids)
     assert matcher.validate_tokens([ord("x")] * 4) == 4
     assert matcher.validate_tokens([ord("c")]) == 0
@@ -31,19 +34,39 @@ def test_a_worker_lives_between_guides_and_ends_with_its_time(vocabulary, monkey
     with pytest.raises(gd.UnsatisfiableGuideError) as caught:
         worker.compile(gd.Guide.json_schema({"type": "integer", "minimum": 5, "maximum": 3}))
     assert caught.value.pointer
+    [problem, *_] = worker.compile(gd.Guide.json_schema({"type": "string", "format": "email"})).problems
+    assert problem.backend == "xgrammar" and problem.pointer == "#/format"
     assert worker._process is process
 
     # when the time is over it is really ended
-    worker._config = gd.GuidedDecodingConfig(compile_timeout_s=0.0001)
-    with pytest.raises(gd.CompileTimeoutError):
-        worker.compile(gd.Guide.regex(r"(ab|[^c]){3000}x"))
+    worker._config = gd.GuidedDecodingConfig(compile_timeout_s=0.2)
+    with pytest.raises(gd.CompileTimeoutError) as late:
+        worker.compile(CHAIN)
+    assert late.value.seconds == 0.2
     assert process.poll() is not None
     assert worker._process is None
 
     # and the next guide has a new one
     worker._config = config
-    assert worker.compile(gd.Guide.regex("a"))
+    assert worker.compile(gd.Guide.regex("a")).compiled is not None
     worker.close()
+
+
+HUNGRY = [("xgrammar", 12_000), ("llguidance", 6_000)]
+
+
+@pytest.mark.parametrize(("backend", "num_options"), HUNGRY)
+def test_memory_is_limited(vocabulary, backend, num_options):
+    config = gd.GuidedDecodingConfig(compile_timeout_s=120.0, compile_memory_bytes=1 << 25)
+    factory = GrammarMatcherFactory(vocabulary, backend=backend, config=config)
+    with pytest.raises(gd.GuideTooLargeError) as caught:
+        factory.compile(gd.Guide.choice([f"{i * 7919 % 100_003} value {i}" * 4 for i in range(num_options)]))
+    assert caught.value.limit == "compile_memory_bytes"
+    assert factory._workers[backend]._process is None
+    # the next guide has a process of its own
+    matcher = factory.create(gd.Guide.regex("a{40000}b{20000}c"))
+    assert matcher.validate_tokens(b"ab") == 1
+    factory._workers[backend].close()
 
 
 LIMITS = [

@@ -57,6 +57,8 @@ _BASE_NBYTES: Final = 1 << 20
 _MAX_STARTS: Final = 4
 # measured: regexes from 1.5 million on fail while masks are made, where it is too late to refuse them
 _MAX_WEIGHT: Final = 500_000
+# above it, building an engine takes tenths of a second to seconds
+_WORKER_WEIGHT: Final = 50_000
 
 _tokenizers: "weakref.WeakKeyDictionary[Vocabulary, Any]" = weakref.WeakKeyDictionary()
 
@@ -197,8 +199,9 @@ class LLGuidanceCompiledGrammar(CompiledGrammar):
 
     backend = _NAME
 
-    def __init__(self, guide: Guide, vocabulary: Vocabulary, build: Callable[[], Any]) -> None:
+    def __init__(self, guide: Guide, vocabulary: Vocabulary, lark: str, build: Callable[[], Any]) -> None:
         self.guide = guide
+        self.lark = lark
         self._vocabulary = vocabulary
         self._build = build
         self._starts = [build()]
@@ -220,6 +223,7 @@ class LLGuidanceBackend(Backend):
     """llguidance for one vocabulary and one configuration. Safe to use from several threads."""
 
     name = _NAME
+    worker_weight = _WORKER_WEIGHT
 
     def __init__(self, vocabulary: Vocabulary, config: GuidedDecodingConfig) -> None:
         self._vocabulary = vocabulary
@@ -253,8 +257,19 @@ class LLGuidanceBackend(Backend):
                 keyword=problem.keyword,
                 reasons={_NAME: problem.message},
             )
-        lark = _EXACT_MASKS + self._lark(guide)
+        return self._built(guide, _EXACT_MASKS + self._lark(guide))
 
+    def dump(self, compiled: CompiledGrammar) -> bytes:
+        """See `Backend.dump`. The engine has no serialisation; its grammar's text saves writing that again."""
+        if not isinstance(compiled, LLGuidanceCompiledGrammar):
+            raise TypeError(f"not compiled by llguidance: {type(compiled).__name__}")
+        return compiled.lark.encode()
+
+    def load(self, guide: Guide, data: bytes) -> CompiledGrammar:
+        """See `Backend.load`."""
+        return self._built(guide, data.decode())
+
+    def _built(self, guide: Guide, lark: str) -> CompiledGrammar:
         def build() -> Any:
             try:
                 # the constructor reports through is_error, never by raising, and prints unless log_level is 0
@@ -265,7 +280,7 @@ class LLGuidanceBackend(Backend):
                 raise _guide_error(guide, engine.get_error())
             return engine
 
-        return LLGuidanceCompiledGrammar(guide, self._vocabulary, build)
+        return LLGuidanceCompiledGrammar(guide, self._vocabulary, lark, build)
 
     def _lark(self, guide: Guide) -> str:
         if guide.guide_type is GuideType.JSON:
@@ -375,6 +390,7 @@ def _guide_error(guide: Guide, message: str) -> GuideError:
     text = f"{pointer}: llguidance cannot compile this {guide.guide_type.value} guide: {sentence}"
     if _UNSATISFIABLE.search(sentence):
         return UnsatisfiableGuideError(text, pointer=pointer, keyword=keyword)
-    if _UNSUPPORTED.search(sentence):
+    # a grammar over characters is one that our own readers have found to be well formed
+    if _UNSUPPORTED.search(sentence) or guide.guide_type in TEXT_KINDS:
         return UnsupportedGuideError(text, pointer=pointer, keyword=keyword, reasons={_NAME: sentence})
     return InvalidGuideError(text, pointer=pointer, keyword=keyword)

@@ -47,6 +47,10 @@ _BUILD_S_PER_STATE_AND_TOKEN: Final = 4e-7
 # a row a state is kept
 _MAX_STATES: Final = 5000
 _BYTES_PER_TRANSITION: Final = 16
+# of memory, for each byte of an index's serialisation: 4 bytes of a token and 4 of a state are 16 in a hash table
+_NBYTES_PER_BYTE: Final = 2
+# an index is built in hundredths of a second for each state
+_WORKER_WEIGHT: Final = 100
 
 _vocabularies: "weakref.WeakKeyDictionary[Vocabulary, dict[str, Any]]" = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
@@ -131,23 +135,23 @@ class OutlinesCoreCompiledGrammar(CompiledGrammar):
 
     backend = _NAME
 
-    def __init__(self, guide: Guide, vocabulary: Vocabulary, index: Any, num_states: int) -> None:
+    def __init__(self, guide: Guide, vocabulary: Vocabulary, index: Any, nbytes: int) -> None:
         self.guide = guide
-        # the engine does not tell; every token may have a transition in every state
-        self.nbytes = num_states * vocabulary.vocab_size * _BYTES_PER_TRANSITION
+        self.nbytes = nbytes
+        self.index = index
         self._vocabulary = vocabulary
-        self._index = index
         self._rows: dict[int, npt.NDArray[np.int32]] = {}
 
     def create_matcher(self) -> OutlinesCoreMatcher:
         """See `CompiledGrammar.create_matcher`."""
-        return OutlinesCoreMatcher(self._vocabulary, self._index, self._rows)
+        return OutlinesCoreMatcher(self._vocabulary, self.index, self._rows)
 
 
 class OutlinesCoreBackend(Backend):
     """outlines-core for one vocabulary and one configuration. Safe to use from several threads."""
 
     name = _NAME
+    worker_weight = _WORKER_WEIGHT
 
     def __init__(self, vocabulary: Vocabulary, config: GuidedDecodingConfig) -> None:
         self._vocabulary = vocabulary
@@ -200,7 +204,24 @@ class OutlinesCoreBackend(Backend):
             index = outlines_core.Index(_end_with(node, end), vocabulary)
         except Exception as error:
             raise _guide_error(guide, error) from error
-        return OutlinesCoreCompiledGrammar(guide, self._vocabulary, index, num_states)
+        # the engine does not tell; every token may have a transition in every state
+        nbytes = num_states * self._vocabulary.vocab_size * _BYTES_PER_TRANSITION
+        return OutlinesCoreCompiledGrammar(guide, self._vocabulary, index, nbytes)
+
+    def dump(self, compiled: CompiledGrammar) -> bytes:
+        """See `Backend.dump`. What the engine gives to be pickled is a number of bytes, and its own reader for them."""
+        if not isinstance(compiled, OutlinesCoreCompiledGrammar):
+            raise TypeError(f"not compiled by outlines-core: {type(compiled).__name__}")
+        _, (data,) = compiled.index.__reduce__()
+        return bytes(data)
+
+    def load(self, guide: Guide, data: bytes) -> CompiledGrammar:
+        """See `Backend.load`."""
+        try:
+            index = outlines_core.Index.from_binary(data)
+        except Exception as error:
+            raise _guide_error(guide, error) from error
+        return OutlinesCoreCompiledGrammar(guide, self._vocabulary, index, _NBYTES_PER_BYTE * len(data))
 
 
 def _end_with(node: Node, end: str) -> str:

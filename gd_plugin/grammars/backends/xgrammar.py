@@ -34,6 +34,7 @@ from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.grammar import to_xgrammar_ebnf
 from gd_plugin.guides.guide import Guide, GuideType
 from gd_plugin.guides.language import TEXT_KINDS, language_of
+from gd_plugin.guides.limits import compile_weight
 from gd_plugin.guides.report import Problem
 from gd_plugin.guides.schema import normal_form, schema_problems
 from gd_plugin.guides.structural_tag import to_engine_format
@@ -45,6 +46,10 @@ _INSTALL: Final = "xgrammar>=0.2.8"
 _TAKES: Final = frozenset({GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.STRUCTURAL_TAG}) | TEXT_KINDS
 # more threads than this only contend for the compiler's lock
 _MAX_COMPILE_THREADS: Final = 8
+# the option of xgrammar's compiler that leaves masks to be built when they are first needed
+_LAZY: Final = "enable_dynamic_compilation"
+_LAZY_WEIGHT: Final = 5_000
+_WORKER_WEIGHT: Final = 5_000
 
 # building a TokenizerInfo sorts the whole vocabulary: once a vocabulary, whatever the configuration
 _tokenizer_infos: "weakref.WeakKeyDictionary[Vocabulary, Any]" = weakref.WeakKeyDictionary()
@@ -145,15 +150,17 @@ class XGrammarBackend(Backend):
     """xgrammar for one vocabulary and one configuration. Safe to use from several threads."""
 
     name = _NAME
-    serialises = True
+    worker_weight = _WORKER_WEIGHT
 
     def __init__(self, vocabulary: Vocabulary, config: GuidedDecodingConfig) -> None:
         self._vocabulary = vocabulary
         self._config = config
         # compiled grammars are cached above, by bytes; the engine's own cache has no hard limit
-        self._compiler = xgrammar.GrammarCompiler(
-            _tokenizer_info(vocabulary), max_threads=min(_MAX_COMPILE_THREADS, os.cpu_count() or 1), cache_enabled=False
-        )
+        options = {"max_threads": min(_MAX_COMPILE_THREADS, os.cpu_count() or 1), "cache_enabled": False}
+        self._compiler = xgrammar.GrammarCompiler(_tokenizer_info(vocabulary), **options)
+        self._lazy_compiler = self._compiler
+        if _LAZY in inspect.signature(xgrammar.GrammarCompiler.__init__).parameters:
+            self._lazy_compiler = xgrammar.GrammarCompiler(_tokenizer_info(vocabulary), **options, **{_LAZY: True})
 
     def problems(self, guide: Guide) -> list[Problem]:
         """See `Backend.problems`."""
@@ -180,40 +187,33 @@ class XGrammarBackend(Backend):
                 keyword=first.keyword,
                 reasons={_NAME: first.message},
             )
+        if guide.guide_type is GuideType.JSON_SCHEMA:
+            # its errors name the place; the engine's do not
+            normal_form(guide.guide, self._config)
+        return XGrammarCompiledGrammar(guide, self._vocabulary, self._compile(guide))
+
+    def load(self, guide: Guide, data: bytes) -> CompiledGrammar:
+        """See `Backend.load`. Not the engine's serialisation, which takes far longer than compiling again."""
+        return XGrammarCompiledGrammar(guide, self._vocabulary, self._compile(guide))
+
+    def _compile(self, guide: Guide) -> Any:
+        # compiled lazily, a mask costs up to 36 ms where it is first needed; else that many for each place in the guide
+        lazy = compile_weight(guide) > _LAZY_WEIGHT
+        compiler = self._lazy_compiler if lazy else self._compiler
         try:
-            compiled = self._compile(guide)
+            # the engine takes the end of its root rule for the end of the text: where the root refers to itself, tokens
+            # that close two levels at once would be missing from the mask. Nothing refers to the root of a union.
+            return compiler.compile_grammar(xgrammar.Grammar.union(self._grammar(guide)))
         except GuideError:
             raise
         except Exception as error:
             raise _guide_error(guide, error) from error
-        return XGrammarCompiledGrammar(guide, self._vocabulary, compiled)
-
-    def dump(self, compiled: CompiledGrammar) -> bytes:
-        """See `Backend.dump`."""
-        if not isinstance(compiled, XGrammarCompiledGrammar):
-            raise TypeError(f"not compiled by xgrammar: {type(compiled).__name__}")
-        return str(compiled._compiled.serialize_json()).encode()
-
-    def load(self, guide: Guide, data: bytes) -> CompiledGrammar:
-        """See `Backend.load`."""
-        try:
-            compiled = xgrammar.CompiledGrammar.deserialize_json(data.decode(), _tokenizer_info(self._vocabulary))
-        except Exception as error:
-            raise _guide_error(guide, error) from error
-        return XGrammarCompiledGrammar(guide, self._vocabulary, compiled)
-
-    def _compile(self, guide: Guide) -> Any:
-        # the engine takes the end of its root rule for the end of the text: where the root refers to itself, tokens
-        # that close two levels at once would be missing from the mask. Nothing refers to the root of a union.
-        return self._compiler.compile_grammar(xgrammar.Grammar.union(self._grammar(guide)))
 
     def _grammar(self, guide: Guide) -> Any:
         if guide.guide_type is GuideType.JSON:
             # the engine's built-in JSON grammar refuses scalars at the root
             return self._schema_grammar("{}" if guide.guide == "any" else '{"type":"object"}')
         if guide.guide_type is GuideType.JSON_SCHEMA:
-            # its errors name the place; the engine's do not
-            normal_form(guide.guide, self._config)
             return self._schema_grammar(guide.guide)
         if guide.guide_type is GuideType.STRUCTURAL_TAG:
             spec = json.loads(guide.guide)
@@ -274,7 +274,8 @@ def _guide_error(guide: Guide, error: Exception) -> GuideError:
     text = f"{pointer}: xgrammar cannot compile this {guide.guide_type.value} guide: {message}"
     if _UNSATISFIABLE.search(message):
         return UnsatisfiableGuideError(text, pointer=pointer)
-    if _UNSUPPORTED.search(message):
+    # a grammar over characters is one that our own readers have found to be well formed
+    if _UNSUPPORTED.search(message) or guide.guide_type in TEXT_KINDS:
         return UnsupportedGuideError(text, pointer=pointer, reasons={_NAME: message})
     return InvalidGuideError(text, pointer=pointer)
 
