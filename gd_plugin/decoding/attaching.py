@@ -73,10 +73,11 @@ class Attaching:
 
     def arrives(self, request: GuidedRequest) -> bool:
         """Tell whether the request is in mid-generation and its slot does not know it."""
+        if not (request.is_generation_only_first_iteration or request.history is not None):
+            return False
         if request.is_draft or request.require_matcher_init():
             return False
-        known = self._slots.owner_matches(request.slot, request.request_id)
-        return not known and (request.is_generation_only_first_iteration or request.history is not None)
+        return not self._slots.owner_matches(request.slot, request.request_id)
 
     def starts(self, request: GuidedRequest) -> bool:
         """Tell whether this step gives the request its matcher."""

@@ -79,18 +79,19 @@ class BatchBuilder:
         slots.num_advanced[slot] = slots.num_guided[slot] = 0
         drafts = _drafts(request, batch.max_num_draft_tokens)
         slots.max_acceptable[slot] = 1 if request.is_context_init_state else len(drafts) + 1
-        if slot in batch.deferred:
-            return None
-        if not (request.require_matcher_init() or request.require_matcher_advance()):
+        starts = request.require_matcher_init()
+        if slot in batch.deferred or not (starts or request.require_matcher_advance()):
             return None
         try:
-            message = self._prepare(request, batch.refused.get(slot))
+            message = self._prepare(request, starts, batch.refused.get(slot))
             matcher = slots.matchers[slot]
             if message is None:
                 # the guards of an engine that runs one step ahead: there may be nothing left to advance
                 if matcher is None or matcher.is_terminated() or slots.draft_terminated[slot]:
                     return None
-                message = self._consume_golden(request)
+                # a context step is credited with a token too, a phantom: nothing has been emitted yet
+                if not starts:
+                    message = self._consume_golden(request)
         except Exception as error:
             slots.fail(slot)
             message, matcher = _engine_failed(error), None
@@ -105,12 +106,14 @@ class BatchBuilder:
             return None
         return Advance(request, slot, matcher, row, drafts)
 
-    def _prepare(self, request: GuidedRequest, refusal: str | None) -> str | None:
+    def _prepare(self, request: GuidedRequest, starts: bool, refusal: str | None) -> str | None:
         """Have the slot hold the request's matcher, behind its history; return what is wrong, or None."""
         slot, slots = request.slot, self._slots
-        if self._attaching.starts(request):
+        if starts:
             return self._attaching.attach(request, refusal)
         if not slots.owner_matches(slot, request.request_id):
+            if self._attaching.arrives(request):
+                return self._attaching.attach(request, refusal)
             return (
                 "the slot holds no matcher of this request: it was in no context step here; set history or "
                 "is_generation_only_first_iteration if its prompt was processed elsewhere"
@@ -128,9 +131,6 @@ class BatchBuilder:
     def _consume_golden(self, request: GuidedRequest) -> str | None:
         """Have the matcher accept the golden token; return what is wrong, or None."""
         slot, slots = request.slot, self._slots
-        if request.require_matcher_init():
-            # a context step is credited with a token too, a phantom: nothing has been emitted yet
-            return None
         if request.new_token is None:
             return "new_token is missing"
         if slots.accept(slot, request.new_token):

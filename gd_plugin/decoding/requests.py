@@ -192,30 +192,28 @@ class GuidedRequests:
         self.requests = list(requests)
         self.max_num_draft_tokens = max_num_draft_tokens
         self.is_draft = bool(self.requests) and self.requests[0].is_draft
+        self.deferred: set[int] = set()
+        self.refused: dict[int, str] = {}
+        self._guided: list[tuple[GuidedRequest, int]] = []
+        row = 0
         for request in self.requests:
             if request.is_draft != self.is_draft:
                 raise ValueError(
                     f"request {request.request_id!r} in slot {request.seq_slot}: draft and target requests cannot "
                     "share a batch; add the draft model's requests in a batch of their own"
                 )
-        self.deferred: set[int] = set()
-        self.refused: dict[int, str] = {}
-        self.num_bitmask_tokens = sum(map(self._num_rows, self.requests))
-
-    def _num_rows(self, request: GuidedRequest) -> int:
-        return 1 if request.is_draft or request.is_context_init_state else self.max_num_draft_tokens + 1
+            if request.guide is not None:
+                self._guided.append((request, row))
+            row += 1 if request.is_draft or request.is_context_init_state else max_num_draft_tokens + 1
+        self.num_bitmask_tokens = row
 
     def valid_requests(self) -> Iterator[GuidedRequest]:
         """Yield the requests that have a guide."""
-        return (request for request in self.requests if request.guide is not None)
+        return (request for request, _ in self._guided)
 
     def valid_requests_with_offsets(self) -> Iterator[tuple[GuidedRequest, int]]:
         """Yield the requests that have a guide, each with its first row."""
-        offset = 0
-        for request in self.requests:
-            if request.guide is not None:
-                yield request, offset
-            offset += self._num_rows(request)
+        return iter(self._guided)
 
     def __len__(self) -> int:
         return len(self.requests)

@@ -34,12 +34,18 @@ class HostRows(_Rows):
     """The same in host memory, with numpy views: making one takes longer than filling a row.
 
     Attributes:
+        matrix: int32 [all rows, W], one for all buffers: what fills rows looks at a tensor once, if it stays the same.
+        first: this buffer's first row in `matrix`.
         switches: view of `token_mask`.
         words: view of `bitmask`.
     """
 
-    def __init__(self, flat: torch.Tensor, rows: int, num_words: int) -> None:
-        super().__init__(flat, rows, num_words)
+    def __init__(self, matrix: torch.Tensor, first: int, rows: int) -> None:
+        num_words = matrix.shape[1]
+        start = first * num_words - _first_row(rows)
+        super().__init__(matrix.view(-1)[start : (first + rows) * num_words], rows, num_words)
+        self.matrix = matrix
+        self.first = first
         self.switches: npt.NDArray[np.int32] = self.token_mask.numpy()
         self.words: npt.NDArray[np.int32] = self.bitmask.numpy()
 
@@ -65,7 +71,10 @@ class MaskBuffers:
         num_words = num_mask_words(vocab_size)
         size = _first_row(num_rows) + num_rows * num_words
         self._num_words = num_words
-        self.host = [HostRows(device.empty_host(size), num_rows, num_words) for _ in range(num_host_buffers)]
+        # in front of a buffer's rows stand whole rows that its switches take the end of
+        lead = -(-_first_row(num_rows) // num_words)
+        matrix = device.empty_host(num_host_buffers * (lead + num_rows) * num_words).view(-1, num_words)
+        self.host = [HostRows(matrix, index * (lead + num_rows) + lead, num_rows) for index in range(num_host_buffers)]
         self._copied = [device.event() for _ in self.host]
         self.current = 0
         self._rows: _Rows = self.host[0] if device.shares_memory else _Rows(device.empty(size), num_rows, num_words)
