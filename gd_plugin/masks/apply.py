@@ -10,7 +10,7 @@ masks/cpu.py, every other device the plain-torch definition in triton_kernels/re
 import torch
 
 from gd_plugin.masks.arguments import check_arguments, check_out, check_row_index, unpack_shard
-from gd_plugin.masks.cpu import apply_token_bitmask_cpu
+from gd_plugin.masks.cpu import apply_plain_token_bitmask_cpu, apply_token_bitmask_cpu
 from gd_plugin.masks.shard import VocabShard
 
 __all__ = ["apply_token_bitmask_"]
@@ -51,12 +51,16 @@ def apply_token_bitmask_(
         ValueError: an argument of the wrong dtype, shape, device or stride, or a mask narrower than `vocab_size`;
             nothing has been written.
     """
+    # on the CPU the operator's own dispatch would cost as much as a row
+    direct = type(logits) is torch.Tensor and logits.is_cpu and not torch.compiler.is_compiling()
+    plain = token_mask is None and d2t is None and row_index is None and shard is None and vocab_size is None
+    if direct and plain and out is None and apply_plain_token_bitmask_cpu(logits, bitmask):
+        return logits
     if shard is None:
         col_start = 0
     else:
         d2t, col_start, vocab_size = unpack_shard(shard, d2t, vocab_size, 32 * bitmask.shape[-1])
-    if type(logits) is torch.Tensor and logits.device.type == "cpu" and not torch.compiler.is_compiling():
-        # the operator's own dispatch would cost as much as a row
+    if direct:
         _apply(logits, bitmask, token_mask, d2t, row_index, col_start, vocab_size, logits if out is None else out)
     elif out is None:
         torch.ops.gd_plugin.apply_token_bitmask_(logits, bitmask, token_mask, d2t, row_index, col_start, vocab_size)

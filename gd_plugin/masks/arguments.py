@@ -84,14 +84,15 @@ def check_arguments(
         )
     if len(shape) != 2:
         raise ValueError(f"logits must be [rows, columns], got shape {tuple(shape)}")
-    _check_strides("logits", logits)
+    if not logits.is_contiguous():
+        _check_strides("logits", logits)
 
     mask_shape = bitmask.shape
     if bitmask.dtype != torch.int32 or len(mask_shape) != 2:
         raise ValueError(f"bitmask must be int32 [rows, words], got {bitmask.dtype} {tuple(mask_shape)}")
     if bitmask.device != device:
         raise ValueError(f"bitmask is on {bitmask.device} but logits are on {device}; move it there first")
-    if mask_shape[1] > 1 and bitmask.stride(1) != 1 and mask_shape[0]:
+    if not bitmask.is_contiguous() and mask_shape[1] > 1 and bitmask.stride(1) != 1:
         raise ValueError(f"bitmask must have a last stride of 1, got strides {bitmask.stride()}; use .contiguous()")
     limit = 32 * mask_shape[1]
     if vocab_size is not None:

@@ -2,14 +2,17 @@
 
 In: checked arguments of masks/apply.py, on the CPU.   Out: `out` (which may be `logits`), banned columns at -inf.
 
-Logits are handled as integers of their own width: a legal element keeps its bits, a NaN's payload included, and one
-code serves every dtype (numpy has no bfloat16). Which path a row takes is guessed from a sample of its mask words; the
+Logits are handled as unsigned integers of their own width: a legal element keeps its bits, a NaN's payload included, and
+one code serves every dtype (numpy has no bfloat16). Which path a row takes is guessed from a sample of its mask words; the
 guess decides the speed alone, never the result. The figures behind the thresholds come from benchmarks/apply_cpu.py.
 """
 
+import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -18,39 +21,40 @@ import torch
 
 from gd_plugin.masks.arguments import MaskArguments
 
-__all__ = ["apply_token_bitmask_cpu"]
+__all__ = ["apply_plain_token_bitmask_cpu", "apply_token_bitmask_cpu"]
 
-Words = npt.NDArray[np.uint32]
-Bits = npt.NDArray[Any]  # logits as signed integers of their own width
+Words = npt.NDArray[Any]  # mask words, 32 bits each
+Bits = npt.NDArray[Any]  # logits as unsigned integers of their own width
 
-# dtype -> (integer dtype of its width, -inf as that integer)
-_AS_INTEGERS: Final = {
-    dtype: (integer, int(torch.tensor([float("-inf")], dtype=dtype).view(integer)))
-    for dtype, integer in (
-        (torch.float32, torch.int32),
-        (torch.float16, torch.int16),
-        (torch.bfloat16, torch.int16),
-        (torch.float64, torch.int64),
-    )
+# dtype -> (unsigned dtype of its width, -inf as such an integer)
+_AS_UNSIGNED: Final = {
+    torch.float32: (torch.uint32, 0xFF800000),
+    torch.float16: (torch.uint16, 0xFC00),
+    torch.bfloat16: (torch.uint16, 0xFF80),
+    torch.float64: (torch.uint64, 0xFFF0000000000000),
 }
 # words of a row looked at to choose its path
 _SAMPLED_WORDS: Final = 16
 # Up to this fraction of the words may hold a legal column for a row to be filled and its legal values put back.
 _SPARSE_FRACTION: Final = 1 / 8
 # From this fraction of legal columns on, a loop over the banned ones beats a pass over all.
-_MOSTLY_LEGAL: Final = 0.8
-# Columns selected at a time: what one pass writes is still in the cache for the next.
-_CHUNK: Final = 1 << 16
+_MOSTLY_LEGAL: Final = 0.78
+# Columns selected at a time: all of a row but for the widest.
+_CHUNK: Final = 1 << 18
+# What a path costs, roughly, in microseconds: a banned column, a selected one, a filled one.
+_BANNED_US, _SELECTED_US, _FILLED_US = 6e-3, 1e-3, 3e-4
+# Work below this many microseconds is not worth a second thread.
+_PARALLEL_FROM_US: Final = 500
 
 
 def apply_token_bitmask_cpu(logits: torch.Tensor, arguments: MaskArguments, out: torch.Tensor) -> None:
     """Write the masked `logits`, [B, N] with B and N at least 1, into `out`, which may be `logits` itself."""
     bitmask, token_mask, d2t, row_index, col_start, limit = arguments
-    integer, minus_inf = _AS_INTEGERS[logits.dtype]
-    target = out.view(integer).numpy()
+    unsigned, minus_inf = _AS_UNSIGNED[logits.dtype]
+    target: Bits = out.view(unsigned).numpy()
     in_place = out is logits
-    source = target if in_place else logits.view(integer).numpy()
-    rows = bitmask.numpy().view(np.uint32)
+    source: Bits = target if in_place else logits.view(unsigned).numpy()
+    rows: Words = bitmask.numpy().view(np.uint32)
     num_rows, num_columns = target.shape
 
     guided = _guided_rows(num_rows, token_mask, row_index)
@@ -72,9 +76,45 @@ def apply_token_bitmask_cpu(logits: torch.Tensor, arguments: MaskArguments, out:
     if num_valid < num_columns:
         for row in guided:
             target[row, num_valid:].fill(minus_inf)
+        source, target, out = source[:, :num_valid], target[:, :num_valid], out[:, :num_valid]
     if num_valid:
-        target = target[:, :num_valid]
-        _ban(target if in_place else source[:, :num_valid], target, words, guided, minus_inf, out)
+        _ban(source, target, words, guided, _sampled_legal(words, guided), out)
+
+
+def apply_plain_token_bitmask_cpu(logits: torch.Tensor, bitmask: torch.Tensor) -> bool:
+    """Mask `logits` in place if there is nothing special about them and little to write or little to keep.
+
+    The shortest way for whole vocabularies: there the work takes microseconds, and so would checking every argument.
+
+    Returns:
+        False if nothing has been checked or done.
+    """
+    shape, mask_shape = logits.shape, bitmask.shape
+    if len(shape) != 2 or len(mask_shape) != 2 or bitmask.dtype is not torch.int32 or not bitmask.is_cpu:
+        return False
+    num_rows, num_columns = shape
+    num_words = num_columns >> 5
+    name = _ENGINE_DTYPES.get(logits.dtype)
+    if name is None or num_columns & 31 or not num_columns or not 0 < num_rows <= mask_shape[0]:
+        return False
+    if mask_shape[1] < num_words or not (logits.is_contiguous() and bitmask.is_contiguous()):
+        return False
+    words = bitmask.numpy()
+    if mask_shape != (num_rows, num_words):
+        words = words[:num_rows, :num_words]
+    rows = range(num_rows)
+    legal = _sampled_legal(words, rows)
+    if min(legal) >= _MOSTLY_LEGAL and (num_rows - sum(legal)) * num_columns * _BANNED_US < _PARALLEL_FROM_US:
+        kernel = _engine_kernel()
+        if kernel is not None:
+            strides, mask_strides = (num_columns, 1), (mask_shape[1], 1)
+            kernel(
+                logits.data_ptr(), shape, strides, bitmask.data_ptr(), mask_shape, mask_strides, num_columns, None, name
+            )
+            return True
+    target: Bits = logits.view(_AS_UNSIGNED[logits.dtype][0]).numpy()
+    _ban(target, target, words, rows, legal, logits)
+    return True
 
 
 def _guided_rows(num_rows: int, token_mask: torch.Tensor | None, row_index: torch.Tensor | None) -> "list[int] | range":
@@ -121,35 +161,152 @@ def _gathered_words(rows: Words, d2t: torch.Tensor, col_start: int, limit: int) 
 
 
 def _ban(
-    source: Bits, target: Bits, words: Words, guided: "list[int] | range", minus_inf: int, out: torch.Tensor
+    source: Bits, target: Bits, words: Words, rows: Sequence[int], legal: Sequence[float], out: torch.Tensor
 ) -> None:
-    """Ban the columns of the guided rows whose bit in `words` is 0; both [B, n], `words` [B, ceil(n / 32)]."""
-    mostly_legal, others = _split_by_sample(words, guided)
-    kernel = _engine_kernel() if mostly_legal and out.dtype in _ENGINE_DTYPES else None
-    if kernel is None:
-        others = guided
-    else:
+    """Ban the columns of some rows whose bit in `words`, [B, ceil(n / 32)], is 0.
+
+    Args:
+        source: logits, [B, n].
+        target: where the result goes, [B, n]; `source` itself if the work is done in place.
+        words: mask words, [B, ceil(n / 32)], bits behind the row's end 0.
+        rows: the rows to mask.
+        legal: for each of them the fraction of its columns that seem to be legal.
+        out: `target` as a tensor.
+    """
+    num_columns = target.shape[1]
+    minus_inf = _AS_UNSIGNED[out.dtype][1]
+    few = int(words.shape[1] * _SPARSE_FRACTION) + 1
+    kernel = _engine_kernel() if out.dtype in _ENGINE_DTYPES else None
+    sparse, mostly_legal, mixed = [], [], []
+    num_banned = 0.0
+    for row, fraction in zip(rows, legal, strict=True):
+        if fraction >= _MOSTLY_LEGAL:
+            mostly_legal.append(row)
+            num_banned += (1 - fraction) * num_columns
+        elif fraction <= 2 * _SPARSE_FRACTION and np.count_nonzero(words[row]) <= few:
+            sparse.append(row)
+        else:
+            mixed.append(row)
+    if mostly_legal:
         if source is not target:
             for row in mostly_legal:
                 target[row] = source[row]
-        _ban_by_engine(kernel, target, words, mostly_legal, minus_inf, out)
-    for row in others:
-        _ban_row(source[row], target[row], words[row], minus_inf, source is target)
+        if kernel is None:
+            mixed += [row for row in mostly_legal if not _ban_few(target[row], words[row], few, minus_inf)]
+        else:
+            ban = partial(_ban_by_engine, kernel, target, words, minus_inf, out)
+            _in_parallel(ban, mostly_legal, num_banned * _BANNED_US)
+    _in_parallel(partial(_keep_few, source, target, words, minus_inf), sparse, len(sparse) * num_columns * _FILLED_US)
+    _in_parallel(partial(_select, source, target, words, minus_inf), mixed, len(mixed) * num_columns * _SELECTED_US)
 
 
-def _split_by_sample(words: Words, rows: "list[int] | range") -> tuple[list[int], "list[int] | range"]:
-    """Split `rows` into those that look mostly legal and all others."""
+def _sampled_legal(words: Words, rows: Sequence[int]) -> list[float]:
+    """Return the fraction of legal columns among those of a few words of each of `rows`."""
     sample = words[:, :: words.shape[1] // _SAMPLED_WORDS + 1]
-    enough = int(_MOSTLY_LEGAL * 32 * sample.shape[1])
-    counts = [sum(map(int.bit_count, row)) for row in sample.tolist()]
-    mostly_legal = [row for row in rows if counts[row] >= enough]
-    return mostly_legal, [row for row in rows if counts[row] < enough] if mostly_legal else rows
+    width = 4 * sample.shape[1]
+    raw = sample.tobytes()
+    return [int.from_bytes(raw[row * width : (row + 1) * width]).bit_count() / (8 * width) for row in rows]
+
+
+def _in_parallel(work: Callable[[Sequence[int]], None], rows: Sequence[int], microseconds: float) -> None:
+    """Call `work` with parts of `rows`, one on this thread and the others beside it, if it takes that long in all."""
+    if not rows:
+        return
+    num_parts = min(torch.get_num_threads(), len(rows)) if microseconds >= _PARALLEL_FROM_US else 1
+    others = [_threads().submit(work, rows[part::num_parts]) for part in range(1, num_parts)]
+    work(rows[::num_parts])
+    for other in others:
+        other.result()
+
+
+@lru_cache(maxsize=1)
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="gd_plugin masks")
+
+
+if hasattr(os, "register_at_fork"):
+    # a child process has none of its parent's threads
+    os.register_at_fork(after_in_child=_threads.cache_clear)
+
+
+def _keep_few(source: Bits, target: Bits, words: Words, minus_inf: int, rows: Sequence[int]) -> None:
+    """Fill `rows` and put their few legal values back."""
+    for row in rows:
+        columns = _columns_of_set_bits(words[row])
+        values = source[row][columns]
+        target[row].fill(minus_inf)
+        target[row][columns] = values
+
+
+def _ban_few(target: Bits, words: Words, few: int, minus_inf: int) -> bool:
+    """Ban the columns of one row, [n], whose bit is 0 if they lie in few words; return whether they do."""
+    banned = ~words
+    if np.count_nonzero(banned) > few:
+        return False
+    columns = _columns_of_set_bits(banned)
+    # bits behind the row's end are 0 in `words` too
+    target[columns[columns < len(target)]] = minus_inf
+    return True
+
+
+def _select(source: Bits, target: Bits, words: Words, minus_inf: int, rows: Sequence[int]) -> None:
+    """Write source where the bit is 1 and -inf where it is 0 in `rows`, without a branch an element.
+
+    As unsigned integers -inf is above every number and 0 below: the greater of an element and (0 or -inf) is what to
+    write. NaNs with the sign bit set are above -inf and are looked for afterwards.
+    """
+    table = _FLOORS[minus_inf]
+    scratch = _scratch(table.dtype, min(target.shape[1], _CHUNK))
+    mask_bytes = words.view(np.uint8)
+    for row in rows:
+        for start in range(0, target.shape[1], _CHUNK):
+            result = target[row, start : start + _CHUNK]
+            picked = mask_bytes[row, start >> 3 : (start + len(result) + 7) >> 3]
+            # every index is in range; "clip" spares numpy a copy of `out`
+            table.take(picked, axis=0, out=scratch[: len(picked)], mode="clip")
+            floor = scratch.reshape(-1)[: len(result)]
+            np.maximum(source[row, start : start + _CHUNK], floor, out=result)
+            if result.max() > minus_inf:
+                result[floor != 0] = minus_inf
+
+
+# -inf as an integer -> for each value of a mask byte, 0 for its set bits and -inf for the others, [256, 8]
+_FLOORS: Final = {
+    minus_inf: np.where(
+        np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1, 0, minus_inf
+    ).astype(f"u{dtype.itemsize}")
+    for dtype, (_, minus_inf) in _AS_UNSIGNED.items()
+}
+_thread = threading.local()
+
+
+def _scratch(dtype: np.dtype[Any], num_columns: int) -> Bits:
+    """Return this thread's [>= num_columns / 8, 8] of `dtype`: fresh pages a call would cost more than the work in them."""
+    found: Bits | None = getattr(_thread, dtype.name, None)
+    if found is None or found.size < num_columns:
+        found = np.empty(((num_columns + 7) // 8, 8), dtype=dtype)
+        setattr(_thread, dtype.name, found)
+    return found
+
+
+def _columns_of_set_bits(words: Words) -> npt.NDArray[np.int64]:
+    """Return the positions of the 1 bits of `words`, [W], ascending."""
+    # nonzero is many times faster on booleans than on the same bytes
+    places = words.astype(np.bool_).nonzero()[0]
+    if not len(places):
+        return places
+    bits = np.unpackbits(words[places].view(np.uint8), bitorder="little").view(np.bool_).nonzero()[0]
+    columns: npt.NDArray[np.int64] = (places[bits >> 5] << 5) + (bits & 31)
+    return columns
+
+
+_ENGINE_DTYPES: Final = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
 def _ban_by_engine(
-    kernel: Callable[..., object], target: Bits, words: Words, rows: list[int], minus_inf: int, out: torch.Tensor
+    kernel: Callable[..., object], target: Bits, words: Words, minus_inf: int, out: torch.Tensor, rows: Sequence[int]
 ) -> None:
-    """Write -inf where the bit is 0, in `rows` of `target`, [B, n], the first columns of `out`."""
+    """Write -inf where the bit is 0, in `rows` of `target`, [B, n], which is `out` as an array."""
     num_columns = target.shape[1]
     whole = num_columns >> 5
     if whole:
@@ -162,83 +319,14 @@ def _ban_by_engine(
             (len(words), whole),
             (words.strides[0] >> 2, 1),
             whole << 5,
-            rows,
+            list(rows),
             _ENGINE_DTYPES[out.dtype],
         )
     if whole < words.shape[1]:
         for row in rows:
-            _ban_row(target[row, whole << 5 :], target[row, whole << 5 :], words[row, whole:], minus_inf, True)
+            _ban_few(target[row, whole << 5 :], words[row, whole:], 1, minus_inf)
 
 
-def _ban_row(source: Bits, target: Bits, words: Words, minus_inf: int, in_place: bool) -> None:
-    """Ban the columns of one row, [n], whose bit in `words`, [ceil(n / 32)], is 0."""
-    few = int(len(words) * _SPARSE_FRACTION) + 1
-    places = words.astype(np.bool_).nonzero()[0]
-    if len(places) <= few:
-        columns = _columns_of_set_bits(words, places)
-        values = source[columns]
-        target.fill(minus_inf)
-        target[columns] = values
-        return
-    if len(places) > len(words) - few:
-        banned = ~words
-        places = banned.astype(np.bool_).nonzero()[0]
-        if len(places) <= few:
-            if not in_place:
-                target[:] = source
-            columns = _columns_of_set_bits(banned, places)
-            # bits behind the row's end are 0 too
-            target[columns[columns < len(target)]] = minus_inf
-            return
-    _select(source, target, words, minus_inf)
-
-
-def _select(source: Bits, target: Bits, words: Words, minus_inf: int) -> None:
-    """Write source where the bit is 1 and -inf where it is 0, all [n], without a branch an element."""
-    dtype = source.dtype
-    value = dtype.type(minus_inf)
-    table = _KEEP_BITS[dtype.itemsize]
-    scratch = _scratch(dtype)
-    mask_bytes = words.view(np.uint8)
-    for start in range(0, len(source), _CHUNK):
-        chunk = slice(start, start + _CHUNK)
-        part, result = source[chunk], target[chunk]
-        picked = mask_bytes[start >> 3 : (start + len(part) + 7) >> 3]
-        # every index is in range; "clip" spares numpy a copy of `out`
-        table.take(picked, axis=0, out=scratch[: len(picked)], mode="clip")
-        keep = scratch.reshape(-1)[: len(part)]
-        # minus_inf ^ ((source ^ minus_inf) & keep)
-        np.bitwise_xor(part, value, out=result)
-        np.bitwise_and(result, keep, out=result)
-        np.bitwise_xor(result, value, out=result)
-
-
-# item size in bytes -> for each value of a mask byte, all ones for its set bits and zeros for the others, [256, 8]
-_KEEP_BITS: Final = {
-    size: -np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(f"i{size}")
-    for size in (2, 4, 8)
-}
-_thread = threading.local()
-
-
-def _scratch(dtype: np.dtype[Any]) -> Bits:
-    """Return this thread's [_CHUNK / 8, 8] of `dtype`: fresh pages a call would cost more than the work in them."""
-    found: Bits | None = getattr(_thread, dtype.name, None)
-    if found is None:
-        found = np.empty((_CHUNK // 8, 8), dtype=dtype)
-        setattr(_thread, dtype.name, found)
-    return found
-
-
-def _columns_of_set_bits(words: Words, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the positions of the 1 bits of `words`, [W], ascending; `places` are the words that have one."""
-    # nonzero is many times faster on booleans than on the same bytes
-    bits = np.unpackbits(words[places].view(np.uint8), bitorder="little").view(np.bool_).nonzero()[0]
-    columns: npt.NDArray[np.int64] = (places[bits >> 5] << 5) + (bits & 31)
-    return columns
-
-
-_ENGINE_DTYPES: Final = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _engine_kernels: list[Callable[..., object] | None] = []
 
 

@@ -1,6 +1,7 @@
 """apply_token_bitmask_ on the CPU, against a double loop over single bits."""
 
 import os
+import signal
 
 import numpy as np
 import pytest
@@ -245,6 +246,57 @@ def test_compiled_without_graph_breaks(shard, into_out):
         mask = pack(rng.random((rows, 224)) < 0.5)
         logits = torch.from_numpy(rng.standard_normal((rows, 100))).float()
         assert torch.equal(compiled(logits.clone(), mask), step(logits.clone(), mask))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("density", [0.3, 0.97])
+def test_nans_of_either_sign_keep_or_lose_their_bits(dtype, density, path):
+    """Legal ones keep sign and payload; banned ones become -inf, though some are above it as integers."""
+    rng = np.random.default_rng(12)
+    unsigned = {2: np.uint16, 4: np.uint32, 8: np.uint64}[dtype.itemsize]
+    minus_inf = as_integers(torch.tensor([NEG_INF], dtype=dtype)).numpy().view(unsigned)[0]
+    payloads = rng.integers(1, 1 << 6, (2, 320)).astype(unsigned)
+    signs = rng.integers(0, 2, (2, 320)).astype(unsigned) << unsigned(8 * dtype.itemsize - 1)
+    # exponent all ones and a mantissa that is not 0: signalling and quiet NaNs
+    elements = ((minus_inf << unsigned(1)) >> unsigned(1)) | payloads | signs
+    logits = torch.from_numpy(elements.view(f"i{dtype.itemsize}")).view(dtype)
+    assert logits.isnan().all()
+    bits = rng.random((2, 320)) < density
+    bits[1] = rng.random(320) < 0.02
+    want = np.where(bits, elements, minus_inf)
+    got = apply_token_bitmask_(logits.clone(), pack(bits))
+    assert (as_integers(got).numpy().view(unsigned) == want).all()
+
+
+@pytest.mark.parametrize("density", [0.0, 0.001, 0.5, 0.9, 0.9999])
+@pytest.mark.parametrize("kind", ["alike", "one apart", "out"])
+def test_many_rows_go_to_several_threads(density, kind, path, monkeypatch):
+    monkeypatch.setattr(cpu, "_PARALLEL_FROM_US", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    rng = np.random.default_rng(3)
+    bits = rng.random((7, 4096)) < density
+    if kind == "one apart":
+        bits[4] = rng.random(4096) < 1 - density
+    logits = random_logits(rng, 7, 4096, torch.bfloat16)
+    want = torch.where(torch.from_numpy(bits), as_integers(logits), as_integers(torch.full_like(logits, NEG_INF)))
+    out = torch.full_like(logits, float("nan")) if kind == "out" else logits
+    assert torch.equal(as_integers(apply_token_bitmask_(logits, pack(bits), out=out)), want)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_process_starts_threads_of_its_own(monkeypatch):
+    monkeypatch.setattr(cpu, "_PARALLEL_FROM_US", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    mask = torch.full((4, 128), 0x55555555, dtype=torch.int32)
+    apply_token_bitmask_(torch.zeros(4, 4096), mask)
+    child = os.fork()
+    if child == 0:
+        # a thread that is not there would be waited for until the alarm ends this process
+        signal.alarm(20)
+        finite = apply_token_bitmask_(torch.zeros(4, 4096), mask).isfinite().sum()
+        os._exit(0 if int(finite) == 4 * 2048 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_an_engine_kernel_that_misbehaves_is_not_used():
