@@ -25,7 +25,7 @@ def test_work_on_one_stream_runs_in_order():
         device = SimulatedDevice(seed)
         memory = numbers(device)
         for factor in (2, 3, 5):
-            device.launch(lambda f=factor: memory.add_(1).mul_(f), device.main(), reads=[memory], writes=[memory])
+            device.launch(lambda f=factor, m=memory: m.add_(1).mul_(f), device.main(), reads=[memory], writes=[memory])
         device.check()
         assert memory.tolist() == [((2 + 1) * 3 + 1) * 5] * 4
 
