@@ -11,6 +11,7 @@ from gd_plugin.version import __version__
 
 if TYPE_CHECKING:
     from gd_plugin.config import GuidedDecodingConfig
+    from gd_plugin.decoding.capturable import CapturableGuidedDecoder
     from gd_plugin.decoding.decoder import GuidedDecoder
     from gd_plugin.decoding.requests import DraftTree, GuidedRequest, GuidedRequests
     from gd_plugin.errors import (
@@ -49,6 +50,7 @@ _HOMES = {
     "Backend": "gd_plugin.grammars.backends.registry",
     "BackendNotInstalledError": "gd_plugin.errors",
     "CacheInfo": "gd_plugin.grammars.compiler",
+    "CapturableGuidedDecoder": "gd_plugin.decoding.capturable",
     "CompileTimeoutError": "gd_plugin.errors",
     "CompiledGrammar": "gd_plugin.grammars.backends.registry",
     "DeadEndError": "gd_plugin.errors",
@@ -94,6 +96,7 @@ __all__ = [
     "Backend",
     "BackendNotInstalledError",
     "CacheInfo",
+    "CapturableGuidedDecoder",
     "CompileTimeoutError",
     "CompiledGrammar",
     "DeadEndError",

@@ -27,13 +27,13 @@ from gd_plugin.decoding.building import BatchBuilder, Failures
 from gd_plugin.decoding.requests import GuidedRequest, GuidedRequests, check_batch
 from gd_plugin.decoding.rows import DraftVocabulary, RowWriter
 from gd_plugin.decoding.slots import SlotStates
-from gd_plugin.decoding.tokens import Step, TokenBuffers, check_by_position
+from gd_plugin.decoding.tokens import Step, TokenBuffers, check_by_position, check_verified
 from gd_plugin.masks.apply import apply_token_bitmask_
 from gd_plugin.masks.buffers import MaskBuffers
 from gd_plugin.masks.device import MaskDevice, open_device
 from gd_plugin.masks.shard import VocabShard
 
-__all__ = ["GuidedDecoder", "MatcherFactory"]
+__all__ = ["GuidedDecoder", "MatcherFactory", "check_logits"]
 
 
 class GuidedDecoder:
@@ -109,7 +109,7 @@ class GuidedDecoder:
             vocab_size_padded,
             num_host_buffers=self._num_host_buffers,
         )
-        self._tokens = TokenBuffers(self._device, max_num_sequences, max_num_draft_tokens, self._buffers.token_event)
+        self._tokens = TokenBuffers(self._device, max_num_sequences, max_num_draft_tokens, self._buffers)
         self._writers = [
             RowWriter(host, self._vocab_size, max_look_ahead=max_look_ahead, fill_threads=self._config.fill_threads)
             for host in self._buffers.host
@@ -257,8 +257,7 @@ class GuidedDecoder:
             ValueError: fewer logits rows than that, or what `apply_token_bitmask_` refuses; nothing is written.
         """
         num_rows = self._checked_rows(num_bitmask_tokens)
-        if logits.dim() != 2 or logits.shape[0] < num_rows:
-            raise ValueError(f"logits must be [rows, columns] with at least {num_rows} rows, got {list(logits.shape)}")
+        check_logits(logits, num_rows)
         device, main = self._device, self._device.main()
         device.wait(self._buffers.bitmask_event, main)
         if num_rows:
@@ -379,9 +378,7 @@ class GuidedDecoder:
             ValueError: tensors that do not have one row a request of the batch; nothing is undone.
         """
         target = self._step.target
-        check_by_position("num_accepted_tokens", num_accepted_tokens, len(target))
-        if accepted_nodes is not None and (accepted_nodes.dim() != 2 or accepted_nodes.shape[0] != len(target)):
-            raise ValueError(f"accepted_nodes must be [{len(target)}, L], got {list(accepted_nodes.shape)}")
+        check_verified(num_accepted_tokens, accepted_nodes, len(target))
         if target.max_num_draft_tokens == 0:
             return []
         paths = None if accepted_nodes is None else accepted_nodes.tolist()
@@ -402,6 +399,16 @@ class GuidedDecoder:
         """Start compiling the guides of requests that will be in a batch later. Submitting again does nothing."""
         for request in requests:
             self._attaching.submit(request)
+
+
+def check_logits(logits: torch.Tensor, num_rows: int) -> None:
+    """Check that there is a row of logits for each row of the mask.
+
+    Raises:
+        ValueError: there is not.
+    """
+    if logits.dim() != 2 or logits.shape[0] < num_rows:
+        raise ValueError(f"logits must be [rows, columns] with at least {num_rows} rows, got {list(logits.shape)}")
 
 
 def _check_sizes(least: int, **sizes: int) -> None:

@@ -19,13 +19,16 @@ import ctypes
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
+
+import torch
 
 from gd_plugin.errors import GuidedDecodingError
+from gd_plugin.masks.device import CpuDevice, MaskDevice
 
-__all__ = ["HostFunctionHandle", "HostFunctions", "load_driver"]
+__all__ = ["HostFunctionDevice", "HostFunctionHandle", "HostFunctions", "load_driver", "open_host_functions"]
 
 _TRAMPOLINE_TYPE: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _LIBRARIES: Final = ("libcuda.so.1", "nvcuda.dll")
@@ -193,6 +196,77 @@ class HostFunctions:
                 if handle is not None:
                     handle._keys.remove((key, self._orphans))
             raise
+
+
+class HostFunctionDevice(Protocol):
+    """What a `MaskDevice` has besides if it launches host functions in a way of its own."""
+
+    def launch_host(
+        self,
+        function: Callable[[], Any],
+        stream: Any,
+        *,
+        on_error: Callable[[BaseException], Any],
+        handle: HostFunctionHandle | None = None,
+        orphan: Callable[[], Any] | None = None,
+        reads: Sequence[torch.Tensor] = (),
+        writes: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """Put `function` on `stream`, as `HostFunctions.launch` does; it touches `reads` and `writes` in host memory."""
+
+
+class _AtOnce:
+    """Host functions of the CPU, where a stream is the calling thread."""
+
+    def launch_host(
+        self,
+        function: Callable[[], Any],
+        stream: Any,
+        *,
+        on_error: Callable[[BaseException], Any],
+        handle: HostFunctionHandle | None = None,
+        orphan: Callable[[], Any] | None = None,
+        reads: Sequence[torch.Tensor] = (),
+        writes: Sequence[torch.Tensor] = (),
+    ) -> None:
+        try:
+            function()
+        except Exception as error:
+            on_error(error)
+
+
+class _ThroughDriver:
+    """Host functions of CUDA streams."""
+
+    def __init__(self, host_functions: HostFunctions) -> None:
+        self._host_functions = host_functions
+
+    def launch_host(
+        self,
+        function: Callable[[], Any],
+        stream: Any,
+        *,
+        on_error: Callable[[BaseException], Any],
+        handle: HostFunctionHandle | None = None,
+        orphan: Callable[[], Any] | None = None,
+        reads: Sequence[torch.Tensor] = (),
+        writes: Sequence[torch.Tensor] = (),
+    ) -> None:
+        self._host_functions.launch(function, stream.cuda_stream, on_error=on_error, handle=handle, orphan=orphan)
+
+
+def open_host_functions(device: MaskDevice, *, spin: bool = False) -> HostFunctionDevice:
+    """Return what launches host functions on a device: the device itself, the CUDA driver, or, on the CPU, a call.
+
+    Raises:
+        GuidedDecodingError: a CUDA device, and no driver library that can be loaded, or none that can `spin`.
+    """
+    if hasattr(device, "launch_host"):
+        launcher: HostFunctionDevice = device
+        return launcher
+    if isinstance(device, CpuDevice):
+        return _AtOnce()
+    return _ThroughDriver(HostFunctions(spin=spin))
 
 
 def num_registered() -> int:

@@ -138,6 +138,11 @@ class DraftVocabulary:
         self._vocab_size = vocab_size
         self._known: tuple[torch.Tensor, npt.NDArray[np.int32]] | None = None
 
+    def is_known(self, d2t: torch.Tensor | None) -> bool:
+        """Tell whether `words` answers without synchronising."""
+        is_part = d2t is not None and self._shard is not None and d2t.shape[0] != self._shard.total
+        return d2t is None or is_part or (self._known is not None and self._known[0] is d2t)
+
     def words(self, d2t: torch.Tensor | None) -> npt.NDArray[np.int32] | None:
         """Return the tokens as int32 [W]; None if that is all or not known. The first call for a `d2t` synchronises."""
         if d2t is None or (self._shard is not None and d2t.shape[0] != self._shard.total):

@@ -6,14 +6,14 @@ Out: the step's snapshots with their tokens in them, and how many tokens the tar
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from gd_plugin.decoding.requests import GuidedRequest, GuidedRequests
+from gd_plugin.masks.buffers import MaskBuffers
 from gd_plugin.masks.device import MaskDevice
 
-__all__ = ["Step", "TokenBuffers", "check_by_position"]
+__all__ = ["Step", "TokenBuffers", "check_by_position", "check_verified"]
 
 
 @dataclass(slots=True)
@@ -49,18 +49,23 @@ class TokenBuffers:
         device: where those are.
         num_slots: slots there are.
         max_num_draft_tokens: K.
-        copied: event recorded on the main stream behind each copy.
+        buffers: has the `token_event` that is recorded on the main stream behind each copy.
+
+    Attributes:
+        host: all of their memory.
     """
 
-    def __init__(self, device: MaskDevice, num_slots: int, max_num_draft_tokens: int, copied: Any) -> None:
+    def __init__(self, device: MaskDevice, num_slots: int, max_num_draft_tokens: int, buffers: MaskBuffers) -> None:
         self._device = device
         self._num_slots = num_slots
         self._num_tokens = max_num_draft_tokens + 1
-        self._copied = copied
+        self._buffers = buffers
         self._new_tokens = device.empty_host(num_slots * self._num_tokens)
         # token of each batch position, then what the target emitted there
         self._draft_tokens = device.empty_host(num_slots)
         self._num_emitted = device.empty_host(num_slots)
+        self._accepted_nodes = device.empty_host(num_slots * max_num_draft_tokens)
+        self.host = (self._new_tokens, self._draft_tokens, self._num_emitted, self._accepted_nodes)
 
     def copy_new_tokens(self, new_tokens: torch.Tensor) -> None:
         """Put a copy of int32 [K + 1, slots] on the main stream.
@@ -82,14 +87,20 @@ class TokenBuffers:
         if num_emitted is not None:
             self._copy(self._num_emitted, num_emitted)
 
+    def copy_num_emitted(self, num_emitted: torch.Tensor, accepted_nodes: torch.Tensor | None) -> None:
+        """Put copies of int32 [batch] and int32 [batch, L] on the main stream, L at most K."""
+        self._copy(self._num_emitted, num_emitted)
+        if accepted_nodes is not None:
+            self._copy(self._accepted_nodes, accepted_nodes.reshape(-1))
+
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         main = self._device.main()
         self._device.copy(target[: source.numel()], source, main)
-        self._device.record(self._copied, main)
+        self._device.record(self._buffers.token_event, main)
 
     def synchronize(self) -> None:
         """Hold the calling thread until the copies have arrived."""
-        self._device.synchronize(self._copied)
+        self._device.synchronize(self._buffers.token_event)
 
     def read(self, step: Step) -> None:
         """Put the tokens that have arrived into the step's snapshots."""
@@ -106,9 +117,15 @@ class TokenBuffers:
                         request.draft_tokens = drafts
 
     def num_emitted(self, batch_size: int) -> Sequence[int]:
-        """Return the tokens the target emitted, bonus included, by batch position, as step 0 of a draft loop got it."""
+        """Return the tokens the target emitted, bonus included, by batch position."""
         num_emitted: list[int] = self._num_emitted[:batch_size].tolist()
         return num_emitted
+
+    def accepted_nodes(self, batch_size: int, num_nodes: int) -> Sequence[Sequence[int]]:
+        """Return the accepted nodes of draft trees, L = `num_nodes` a batch position."""
+        used = self._accepted_nodes[: batch_size * num_nodes]
+        accepted_nodes: list[list[int]] = used.view(batch_size, num_nodes).tolist()
+        return accepted_nodes
 
 
 def check_by_position(name: str, tensor: torch.Tensor, batch_size: int) -> None:
@@ -122,3 +139,14 @@ def check_by_position(name: str, tensor: torch.Tensor, batch_size: int) -> None:
             f"{name} must be int32 [{batch_size}], one number a request of the batch, got {tensor.dtype} "
             f"{list(tensor.shape)}"
         )
+
+
+def check_verified(num_emitted: torch.Tensor, accepted_nodes: torch.Tensor | None, batch_size: int) -> None:
+    """Check what a target's verification has come to.
+
+    Raises:
+        ValueError: `num_emitted` is not int32 [batch_size], or `accepted_nodes` not [batch_size, L].
+    """
+    check_by_position("num_accepted_tokens", num_emitted, batch_size)
+    if accepted_nodes is not None and (accepted_nodes.dim() != 2 or accepted_nodes.shape[0] != batch_size):
+        raise ValueError(f"accepted_nodes must be [{batch_size}, L], got {list(accepted_nodes.shape)}")

@@ -8,6 +8,8 @@ the host: while one is being copied the next step is written into the other, and
 its own copy is over.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -61,8 +63,6 @@ class MaskBuffers:
         num_rows: rows there is room for.
         host: the host buffers.
         current: index of the one that is being written.
-        token_event: recorded on the main stream when the device rows may be overwritten.
-        bitmask_event: recorded on the side stream when the device rows are there.
     """
 
     def __init__(self, device: MaskDevice, num_rows: int, vocab_size: int, *, num_host_buffers: int = 2) -> None:
@@ -78,8 +78,19 @@ class MaskBuffers:
         self._copied = [device.event() for _ in self.host]
         self.current = 0
         self._rows: _Rows = self.host[0] if device.shares_memory else _Rows(device.empty(size), num_rows, num_words)
-        self.token_event = device.event()
-        self.bitmask_event = device.event()
+        # a device refuses to mix events of a capture with others, so that inside one there are two of their own
+        self._token_events = (device.event(), device.event())
+        self._bitmask_events = (device.event(), device.event())
+
+    @property
+    def token_event(self) -> Any:
+        """Recorded on the main stream when the device rows may be overwritten and the tokens have arrived."""
+        return self._token_events[self._device.is_capturing()]
+
+    @property
+    def bitmask_event(self) -> Any:
+        """Recorded on the side stream when the device rows are there."""
+        return self._bitmask_events[self._device.is_capturing()]
 
     @property
     def bitmask_host(self) -> torch.Tensor:
@@ -104,19 +115,22 @@ class MaskBuffers:
     def next_rows(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Turn to the other host buffer, wait until its last copy is over, and return (bitmask, token_mask) views."""
         self.current = (self.current + 1) % len(self.host)
-        if not self._device.is_capturing():
-            self._device.synchronize(self._copied[self.current])
+        self._device.synchronize(self._copied[self.current])
         return self.host[self.current].words, self.host[self.current].switches
 
     def copy(self, num_rows: int) -> None:
         """Put the copy of the first `num_rows` rows on the side stream, behind the last reader of the device rows."""
+        self._device.wait(self.token_event, self._device.side)
+        self.copy_in_turn(num_rows)
+        self._device.record(self._copied[self.current], self._device.side)
+
+    def copy_in_turn(self, num_rows: int) -> None:
+        """The same on a side stream that waits already, and whose next work alone rewrites the host buffer."""
         device = self._device
         rows = self.host[self.current]
-        device.wait(self.token_event, device.side)
         if device.shares_memory:
             self._rows = rows
         else:
             used = _first_row(self.num_rows) + num_rows * self._num_words
             device.copy(self._rows.flat[:used], rows.flat[:used], device.side)
-        device.record(self._copied[self.current], device.side)
         device.record(self.bitmask_event, device.side)

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from gd_plugin.errors import GuidedDecodingError
+
 __all__ = ["CpuDevice", "CudaDevice", "MaskDevice", "open_device"]
 
 
@@ -81,11 +83,15 @@ class CpuDevice:
 
     def empty_host(self, size: int) -> torch.Tensor:
         """See `MaskDevice.empty_host`."""
-        return torch.zeros(size, dtype=torch.int32)
+        # kept out of inference mode, whose tensors other threads may not write
+        with torch.inference_mode(False):
+            return torch.zeros(size, dtype=torch.int32)
 
     def empty(self, size: int) -> torch.Tensor:
         """See `MaskDevice.empty`."""
-        return torch.zeros(size, dtype=torch.int32)
+        # kept out of inference mode, whose tensors other threads may not write
+        with torch.inference_mode(False):
+            return torch.zeros(size, dtype=torch.int32)
 
     def event(self) -> Any:
         """See `MaskDevice.event`."""
@@ -137,11 +143,13 @@ class CudaDevice:
 
     def empty_host(self, size: int) -> torch.Tensor:
         """See `MaskDevice.empty_host`."""
-        return torch.zeros(size, dtype=torch.int32, pin_memory=self._pin_memory)
+        with torch.inference_mode(False):
+            return torch.zeros(size, dtype=torch.int32, pin_memory=self._pin_memory)
 
     def empty(self, size: int) -> torch.Tensor:
         """See `MaskDevice.empty`."""
-        return torch.zeros(size, dtype=torch.int32, device=self.device)
+        with torch.inference_mode(False):
+            return torch.zeros(size, dtype=torch.int32, device=self.device)
 
     def event(self) -> torch.cuda.Event:
         """See `MaskDevice.event`."""
@@ -191,6 +199,7 @@ def open_device(device: "torch.device | str | MaskDevice | None", pin_memory: bo
 
     Raises:
         ValueError: neither the CPU nor CUDA.
+        GuidedDecodingError: CUDA without a CUDA device.
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -198,6 +207,11 @@ def open_device(device: "torch.device | str | MaskDevice | None", pin_memory: bo
         return device
     device = torch.device(device)
     if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise GuidedDecodingError(
+                f"device {str(device)!r} was asked for, but torch finds no CUDA device here; use device='cpu', or check "
+                "the driver with nvidia-smi"
+            )
         return CudaDevice(device, pin_memory is not False)
     if device.type == "cpu":
         return CpuDevice()
