@@ -67,7 +67,7 @@ class BatchBuilder:
                     report_dead_end(chain, self._slots, report)
             except Exception as error:
                 report(chain, _engine_failed(error), True)
-        advance_chains(list(chains), self._slots, rows, open_rows=self._open_rows, report=report)
+        advance_chains(chains, self._slots, rows, open_rows=self._open_rows, report=report)
         if batch.is_draft:
             for chain in chains:
                 self._slots.num_advanced_draft[chain.slot] += self._slots.num_advanced[chain.slot]
@@ -122,8 +122,9 @@ class BatchBuilder:
             message, slots.errors[slot] = slots.errors[slot], None
             return message
         if not request.is_draft:
-            # a draft loop that was left before its last step would have the golden token refused
-            slots.rollback_drafts(slot)
+            if slots.num_advanced_draft[slot] or slots.draft_terminated[slot]:
+                # a draft loop that was left before its last step would have the golden token refused
+                slots.rollback_drafts(slot)
             if request.history is not None and slots.matchers[slot] is not None:
                 return self._attaching.replay(request)
         return None

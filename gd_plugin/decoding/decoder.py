@@ -219,13 +219,13 @@ class GuidedDecoder:
 
     def _build_step(self, step: Step, draft_words: npt.NDArray[np.int32] | None) -> Failures:
         """Build a step whose tokens have arrived."""
-        failures: Failures = []
         self._tokens.read(step)
         if step.draft_step == 0:
-            failures += self._builder.rollback_rejected(step.target, self._tokens.num_emitted(len(step.target)), None)
+            # whoever fails here is reported by the build below
+            self._builder.rollback_rejected(step.target, self._tokens.num_emitted(len(step.target)), None)
         rows = self._next_rows()
         rows.begin(step.requests.num_bitmask_tokens, draft_words)
-        failures += self._builder.build(step.requests, rows)
+        failures = self._builder.build(step.requests, rows)
         if step.ends_draft_loop:
             self._builder.rollback_drafts()
         return failures

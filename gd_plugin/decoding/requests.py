@@ -194,7 +194,8 @@ class GuidedRequests:
         self.is_draft = bool(self.requests) and self.requests[0].is_draft
         self.deferred: set[int] = set()
         self.refused: dict[int, str] = {}
-        self._guided: list[tuple[GuidedRequest, int]] = []
+        self._valid: list[GuidedRequest] = []
+        self._first_rows: list[int] = []
         row = 0
         for request in self.requests:
             if request.is_draft != self.is_draft:
@@ -203,17 +204,18 @@ class GuidedRequests:
                     "share a batch; add the draft model's requests in a batch of their own"
                 )
             if request.guide is not None:
-                self._guided.append((request, row))
+                self._valid.append(request)
+                self._first_rows.append(row)
             row += 1 if request.is_draft or request.is_context_init_state else max_num_draft_tokens + 1
         self.num_bitmask_tokens = row
 
     def valid_requests(self) -> Iterator[GuidedRequest]:
         """Yield the requests that have a guide."""
-        return (request for request, _ in self._guided)
+        return iter(self._valid)
 
     def valid_requests_with_offsets(self) -> Iterator[tuple[GuidedRequest, int]]:
         """Yield the requests that have a guide, each with its first row."""
-        return iter(self._guided)
+        return zip(self._valid, self._first_rows, strict=True)
 
     def __len__(self) -> int:
         return len(self.requests)

@@ -110,6 +110,78 @@ def request_of(text, slot, **fields):
     return gd.GuidedRequest(guide=gd.Guide.regex(text), request_id=text, seq_slot=slot, **fields)
 
 
+GOLDEN_AND_DRAFTS = [  # guide, golden token and drafts of the first verification, tokens the target emits then
+    (gd.Guide.json(), '{"a"', 3),
+    (gd.Guide.json(), "[1ab", 1),  # a draft that the guide refuses
+    (gd.Guide.regex("ab"), "ab$a", 2),  # the end inside the drafts
+    (gd.Guide.json(root="object"), "{a}}", 4),  # the target accepts what is illegal
+]
+STRINGS = [*'{}[]":,abc12', "$"]
+# the draft vocabulary: every second token
+D2T = torch.arange(7, dtype=torch.int32)
+
+
+def run_schedule(factory, num_ranks, rank, **options):
+    """Prefill, verification, rollback, a draft loop, one more verification; return all that a rank can see of it."""
+    width, draft_width = len(STRINGS), len(D2T)
+    with_logits = options.pop("with_logits", True)
+    shard, draft_shard = gd.VocabShard(rank, num_ranks, width), gd.VocabShard(rank, num_ranks, draft_width)
+    decoder = gd.GuidedDecoder(
+        factory,
+        max_num_sequences=4,
+        vocab_size_padded=width,
+        max_num_draft_tokens=3,
+        device="cpu",
+        shard=shard,
+        draft_shard=draft_shard,
+        **options,
+    )
+    seen, masked = [], []
+
+    def look(failed, logits):
+        rows = decoder.requests.num_bitmask_tokens
+        switches = decoder.token_mask_host[:rows].clone()
+        masks = (decoder.bitmask_host[:rows] * switches[:, None]).tolist()
+        counters = [list(decoder.num_advanced_tokens), list(decoder.max_acceptable_tokens)]
+        seen.append((failed, switches.tolist(), masks, counters))
+        masked.append(logits)
+
+    def logits_of(rows, part):
+        return torch.zeros(rows, part.stop - part.start) if with_logits else None
+
+    def batch(**fields):
+        return [
+            gd.GuidedRequest(guide=guide, request_id=f"r{slot}", seq_slot=slot, **fields)
+            for slot, (guide, _, _) in enumerate(GOLDEN_AND_DRAFTS)
+        ]
+
+    decoder.add_batch(batch(is_context_init_state=True, is_last_context_chunk=True))
+    logits = logits_of(4, shard)
+    look(decoder.execute(logits), logits)
+
+    requests = batch(is_generation_in_progress_state=True)
+    for request, (_, text, _) in zip(requests, GOLDEN_AND_DRAFTS, strict=True):
+        request.new_token, *request.draft_tokens = map(STRINGS.index, text)
+    decoder.add_batch(requests)
+    logits = logits_of(16, shard)
+    look(decoder.execute(logits), logits)
+
+    counts = torch.tensor([emitted for _, _, emitted in GOLDEN_AND_DRAFTS], dtype=torch.int32)
+    drafted = torch.tensor([STRINGS.index(character) for character in "a2$["], dtype=torch.int32)
+    for draft_step in range(3):
+        decoder.add_draft_batch(drafted, counts, draft_step)
+        logits = logits_of(4, draft_shard)
+        look(decoder.execute_draft_batch(logits, D2T, draft_step), logits)
+
+    requests = batch(is_generation_in_progress_state=True)
+    for request, character in zip(requests, "a2$[", strict=True):
+        request.new_token = STRINGS.index(character)
+    decoder.add_batch(requests, runtime_draft_len=0)
+    logits = logits_of(4, shard)
+    look(decoder.execute(logits), logits)
+    return seen, masked
+
+
 def run_rank(rank, world_size, folder):
     import torch.distributed as dist
 
@@ -140,6 +212,13 @@ def run_rank(rank, world_size, folder):
         decoder.add_batch([request_of("a", 0, is_generation_in_progress_state=True, new_token=8)])
         refused = decoder.build()
         result = {"failed": failed, "refused": refused, "logits": logits, "collectives": len(collectives)}
+        real = gd.GrammarMatcherFactory(RankedFactory(rank).vocabulary, backend="xgrammar")
+        result["tensor"] = run_schedule(real, world_size, rank, group=dist.group.WORLD)
+        stages = 2
+        ranks = world_size // stages
+        result["pipeline"] = run_schedule(
+            real, ranks, rank % ranks, group=dist.group.WORLD, with_logits=rank >= world_size - ranks
+        )
         torch.save(result, os.path.join(folder, f"{rank}.pt"))
     finally:
         dist.destroy_process_group()
@@ -147,12 +226,27 @@ def run_rank(rank, world_size, folder):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("spawnable")
-def test_one_decision_for_all_ranks():
-    # three, so that a shard is short; a new process imports torch, which is all the time this takes
-    world_size = 3
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_agree(world_size):
+    # one test, because a new process imports torch, which is most of the time this takes
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(run_rank, args=(world_size, folder), nprocs=world_size)
         results = [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(world_size)]
+    check_decisions(results)
+    alone, whole = run_schedule(gd.GrammarMatcherFactory(RankedFactory(0).vocabulary, backend="xgrammar"), 1, 0)
+    failed = [request_id for failures, _, _, _ in alone for request_id, _ in failures]
+    assert failed == ["r3"]
+    for result in results:
+        assert result["tensor"][0] == alone and result["pipeline"][0] == alone
+    for step, logits in enumerate(whole):
+        assert torch.equal(torch.cat([result["tensor"][1][step] for result in results], dim=1), logits)
+        first, last = results[: world_size // 2], results[world_size // 2 :]
+        assert all(result["pipeline"][1][step] is None for result in first)
+        assert torch.equal(torch.cat([result["pipeline"][1][step] for result in last], dim=1), logits)
+
+
+def check_decisions(results):
+    """Rank 0 alone decides who attaches: "a" does, "b" is refused, "c" is not compiled in time."""
     first = results[0]
     assert [request_id for request_id, _ in first["failed"]] == ["b", "c"]
     assert "rank 0 says no" in first["failed"][0][1] and "not compiled within" in first["failed"][1][1]

@@ -196,3 +196,61 @@ def test_a_bad_guide_ends_its_request_alone(engine_module, models, vocabulary, e
     engine.run()
     assert bad.finished and "nowhere" in bad.error
     assert good.output == wanted
+
+
+# the real model ---------------------------------------------------------------------------------------------------
+
+PERSON = gd.Guide.json_schema(
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+    }
+)
+REAL_REQUESTS = [  # question, guide, tokens at most
+    ("Ann is 31. Answer in JSON with name and age:", PERSON, 20),
+    ("Is water wet? yes or no:", gd.Guide.choice(["yes", "no"]), 4),
+    ("One, two, three, one, two,", None, 6),
+    ("The year of the first moon landing:", gd.Guide.regex("(19|20)[0-9]{2}"), 6),
+]
+
+
+@pytest.fixture(scope="module")
+def real(smollm2_tokenizer):
+    """SmolLM2 in float64, its vocabulary, and (prompt, guide, output of generate) of each request."""
+    from gd_plugin.testing.real_model import smollm2_folder
+
+    model = LlamaForCausalLM.from_pretrained(smollm2_folder()).double().eval()
+    vocabulary = gd.Vocabulary.from_tokenizer(smollm2_tokenizer, vocab_size=model.config.vocab_size)
+    wanted = []
+    for question, guide, max_new_tokens in REAL_REQUESTS:
+        ids = smollm2_tokenizer(question, return_tensors="pt").input_ids
+        processors = [] if guide is None else [gd.GuidedLogitsProcessor(guide, model=model, vocabulary=vocabulary)]
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            logits_processor=processors,
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            pad_token_id=0,
+        )
+        wanted.append((ids[0].tolist(), guide, out[0, ids.shape[1] :].tolist()))
+    return model, vocabulary, wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_a_real_models_output_equals_generate(engine_module, real, num_drafts):
+    model, vocabulary, wanted = real
+    engine = engine_module.MiniEngine(
+        model, vocabulary, num_slots=2, num_drafts=num_drafts, drafter=engine_module.prompt_lookup
+    )
+    limits = [limit for _, _, limit in REAL_REQUESTS]
+    requests = [
+        engine.add(engine_module.Request(list(prompt), guide, limit))
+        for (prompt, guide, _), limit in zip(wanted, limits, strict=True)
+    ]
+    engine.run()
+    for request, (prompt, _, output) in zip(requests, wanted, strict=True):
+        assert request.error is None
+        assert request.output == output, gap((model,), prompt, request.output, output)
