@@ -6,6 +6,7 @@ stop and special tokens blanked, because it treats a named special token as text
 Sources: xgrammar 0.2.9, its Python package and its EBNF and JSON Schema converters, by experiment.
 """
 
+import functools
 import inspect
 import json
 import os
@@ -123,6 +124,9 @@ class XGrammarMatcher(EngineMatcher):
     def _engine_forced_text(self) -> bytes:
         try:
             return str(self._engine.find_jump_forward_string()).encode()
+        except UnicodeDecodeError as error:
+            # xgrammar 0.2.8 inside a character: the bytes are right, only not a text
+            return bytes(error.object)
         except Exception as error:
             raise _matcher_error(error) from error
 
@@ -226,13 +230,27 @@ class XGrammarBackend(Backend):
     def _schema_grammar(self, schema: str) -> Any:
         compact = self._config.whitespace == "compact"
         bounded = self._config.whitespace == "bounded"
-        return xgrammar.Grammar.from_json_schema(
+        grammar = xgrammar.Grammar.from_json_schema(
             schema,
             any_whitespace=not compact,
             separators=(",", ":") if compact else None,
             max_whitespace_cnt=self._config.max_whitespace if bounded else None,
             strict_mode=not self._config.additional_properties,
         )
+        if compact and _spaced_free_values():
+            return xgrammar.Grammar.from_ebnf(_SPACED_SEPARATOR.sub(r'\1","', str(grammar)))
+        return grammar
+
+
+# rules of the engine's own for values that a schema leaves free
+_SPACED_SEPARATOR: Final = re.compile(r'(?m)^(basic_(?:array_items|object_properties)\w* ::= \(\()", "')
+
+
+@functools.cache
+def _spaced_free_values() -> bool:
+    """Whether the installed engine puts its own ", " into free values, whatever separators it was given (0.2.8 does)."""
+    grammar = xgrammar.Grammar.from_json_schema("{}", any_whitespace=False, separators=(",", ":"))
+    return _SPACED_SEPARATOR.search(str(grammar)) is not None
 
 
 def _tokenizer_info(vocabulary: Vocabulary) -> Any:
