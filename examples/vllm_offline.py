@@ -5,6 +5,7 @@ python examples/vllm_offline.py [--model MODEL] [--tensor-parallel-size N]
 
 import argparse
 import json
+import os
 from typing import Literal
 
 from pydantic import BaseModel
@@ -31,14 +32,22 @@ def main() -> None:
 
         model = str(smollm2_folder())
 
+    # settings of the plugin are environment variables, read when the engine starts: small models wander in white space
+    os.environ.setdefault("GD_PLUGIN_WHITESPACE", "compact")
     engine = LLM(
         model,
         logits_processors=["gd_plugin.vllm:GuidedLogitsProcessor"],
         tensor_parallel_size=arguments.tensor_parallel_size,
         max_model_len=512,
+        # compiling the model pays in a server, not in a run of four requests
+        enforce_eager=True,
+        dtype="float32" if arguments.model is None else "auto",
     )
     requests: list[tuple[str, gd.Guide | None]] = [
-        ("Great food, slow service. The review as JSON:", gd.Guide.json_schema(Review)),
+        (
+            "Great food, slow service. The review as JSON with the keys stars and positive:",
+            gd.Guide.json_schema(Review),
+        ),
         ("Is Vienna in Austria? Answer yes or no:", gd.Guide.choice(["yes", "no"])),
         ("The first day of 2024, as YYYY-MM-DD:", gd.Guide.regex(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")),
         ("Write one sentence about rivers.", None),
@@ -46,7 +55,7 @@ def main() -> None:
     params = [
         SamplingParams(
             temperature=0.0,
-            max_tokens=64,
+            max_tokens=100,
             extra_args=None if guide is None else {"guide": json.loads(guide.to_json())},
         )
         for _, guide in requests

@@ -3,9 +3,13 @@
 Judges: `re`, `json` with `jsonschema`, sets, and an engine without the plugin.
 """
 
+import ast
 import importlib
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -263,3 +267,15 @@ def test_entry_point_refuses_what_vllm_would_pass_over(tiny_model: str, entry_po
         _generate(engine, ["x"], [_params(Guide.regex(DATE))])
     (output,) = _generate(engine, ["y"], [_params(None, max_tokens=5)])
     assert len(output.token_ids) == 5
+
+
+def test_example(tiny_model: str) -> None:
+    """The offline example, as a user runs it: the engine in a process of its own."""
+    script = Path(__file__).parents[2] / "examples" / "vllm_offline.py"
+    environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    command = [sys.executable, str(script), "--model", tiny_model]
+    run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=400, env=environment)
+    answers = [ast.literal_eval(line.strip()) for line in run.stdout.splitlines() if line.startswith("    ")]
+    assert len(answers) == 4
+    assert answers[1] in {"yes", "no"}
+    assert re.fullmatch(DATE + "-[0-9]{2}", answers[2])

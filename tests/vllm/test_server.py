@@ -1,5 +1,6 @@
 """`vllm serve` on the loopback interface, asked with the OpenAI client: guides in `vllm_xargs`."""
 
+import ast
 import json
 import os
 import re
@@ -28,6 +29,7 @@ SCHEMA = {
 }
 DATE = r"[0-9]{4}-[0-9]{2}"
 START_S = 600
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def client(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     log = tmp_path_factory.mktemp("server") / "log.txt"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", tiny_model]
     command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    command += ["--max-model-len", "256", "--max-num-seqs", "8", "--enforce-eager"]
+    command += ["--max-model-len", "512", "--max-num-seqs", "8", "--enforce-eager"]
     command += ["--logits-processors", "gd_plugin.vllm:GuidedLogitsProcessor"]
     # as users run it: the engine in a process of its own
     environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
@@ -46,7 +48,9 @@ def client(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         server = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
     try:
         _wait(f"http://127.0.0.1:{port}/health", server, log)
-        yield openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=120)
+        url = f"http://127.0.0.1:{port}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as opened:
+            yield opened
     finally:
         server.terminate()
         try:
@@ -110,6 +114,17 @@ def test_chat_and_streaming(client: openai.OpenAI) -> None:
 def test_bad_guide_is_a_400(client: openai.OpenAI, xargs: dict[str, Any], message: str) -> None:
     with pytest.raises(openai.BadRequestError, match=re.escape(message)):
         _complete(client, xargs)
+
+
+def test_example(client: openai.OpenAI) -> None:
+    """The README of a server: each answer fits its guide, and the bad guide is told why."""
+    command = [sys.executable, str(EXAMPLES / "vllm_server.py"), "--url", str(client.base_url)]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=240).stdout.splitlines()
+    city, water, date, _, refused = (line.strip() for line in lines[1::2])
+    assert set(json.loads(ast.literal_eval(city))) == {"city", "population"}
+    assert ast.literal_eval(water) in {"yes", "no"}
+    assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", ast.literal_eval(date))
+    assert "position 0" in refused
 
 
 def test_twenty_requests_at_once(client: openai.OpenAI) -> None:
