@@ -21,12 +21,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from gd_plugin.errors import GuidedDecodingError
-from gd_plugin.masks.device import CpuDevice, MaskDevice
+
+if TYPE_CHECKING:
+    import torch
+
+    from gd_plugin.masks.device import MaskDevice
 
 __all__ = ["HostFunctionDevice", "HostFunctionHandle", "HostFunctions", "load_driver", "open_host_functions"]
 
@@ -209,8 +211,8 @@ class HostFunctionDevice(Protocol):
         on_error: Callable[[BaseException], Any],
         handle: HostFunctionHandle | None = None,
         orphan: Callable[[], Any] | None = None,
-        reads: Sequence[torch.Tensor] = (),
-        writes: Sequence[torch.Tensor] = (),
+        reads: "Sequence[torch.Tensor]" = (),
+        writes: "Sequence[torch.Tensor]" = (),
     ) -> None:
         """Put `function` on `stream`, as `HostFunctions.launch` does; it touches `reads` and `writes` in host memory."""
 
@@ -226,8 +228,8 @@ class _AtOnce:
         on_error: Callable[[BaseException], Any],
         handle: HostFunctionHandle | None = None,
         orphan: Callable[[], Any] | None = None,
-        reads: Sequence[torch.Tensor] = (),
-        writes: Sequence[torch.Tensor] = (),
+        reads: "Sequence[torch.Tensor]" = (),
+        writes: "Sequence[torch.Tensor]" = (),
     ) -> None:
         try:
             function()
@@ -249,22 +251,22 @@ class _ThroughDriver:
         on_error: Callable[[BaseException], Any],
         handle: HostFunctionHandle | None = None,
         orphan: Callable[[], Any] | None = None,
-        reads: Sequence[torch.Tensor] = (),
-        writes: Sequence[torch.Tensor] = (),
+        reads: "Sequence[torch.Tensor]" = (),
+        writes: "Sequence[torch.Tensor]" = (),
     ) -> None:
         self._host_functions.launch(function, stream.cuda_stream, on_error=on_error, handle=handle, orphan=orphan)
 
 
-def open_host_functions(device: MaskDevice, *, spin: bool = False) -> HostFunctionDevice:
+def open_host_functions(device: "MaskDevice", *, spin: bool = False) -> HostFunctionDevice:
     """Return what launches host functions on a device: the device itself, the CUDA driver, or, on the CPU, a call.
 
     Raises:
         GuidedDecodingError: a CUDA device, and no driver library that can be loaded, or none that can `spin`.
     """
     if hasattr(device, "launch_host"):
-        launcher: HostFunctionDevice = device
-        return launcher
-    if isinstance(device, CpuDevice):
+        return cast(HostFunctionDevice, device)
+    if device.side is None:
+        # the CPU has no streams
         return _AtOnce()
     return _ThroughDriver(HostFunctions(spin=spin))
 

@@ -1,77 +1,27 @@
 """Host functions through a fake driver: a C library that runs them on a thread of its own, as CUDA does."""
 
 import ctypes.util
-import shutil
+import gc
 import subprocess
+import sys
 import threading
 
 import pytest
 
 import gd_plugin as gd
 from gd_plugin.decoding.hostfunc import HostFunctionHandle, HostFunctions, load_driver, num_registered
-
-# A launch waits while a function is in flight, as the driver's own lock does: with the interpreter lock held that hangs.
-SOURCE = r"""
-#include <pthread.h>
-#include <unistd.h>
-typedef void (*host_fn)(void *);
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static host_fn functions[4096]; static void *data[4096];
-static long head, tail; static int running, started, capturing;
-static host_fn nodes[64]; static void *node_data[64]; static int num_nodes;
-static void *worker(void *unused) {
-    for (;;) {
-        pthread_mutex_lock(&lock);
-        while (head == tail) pthread_cond_wait(&changed, &lock);
-        host_fn f = functions[head % 4096]; void *d = data[head % 4096]; running = 1;
-        pthread_mutex_unlock(&lock);
-        f(d);
-        pthread_mutex_lock(&lock);
-        head++; running = 0;
-        pthread_cond_broadcast(&changed); pthread_mutex_unlock(&lock);
-    }
-    return 0;
-}
-static void push(host_fn f, void *d) { functions[tail % 4096] = f; data[tail % 4096] = d; tail++; }
-int cuLaunchHostFunc(void *stream, host_fn f, void *d) {
-    if (stream == (void *)99) return 400;
-    pthread_mutex_lock(&lock);
-    if (capturing) { nodes[num_nodes] = f; node_data[num_nodes++] = d; pthread_mutex_unlock(&lock); return 0; }
-    if (!started) { pthread_t t; pthread_create(&t, 0, worker, 0); pthread_detach(t); started = 1; }
-    while (running) pthread_cond_wait(&changed, &lock);
-    push(f, d);
-    pthread_cond_broadcast(&changed); pthread_mutex_unlock(&lock);
-    return 0;
-}
-void begin_capture(void) { num_nodes = 0; capturing = 1; }
-void end_capture(void) { capturing = 0; }
-void replay(void) {
-    pthread_mutex_lock(&lock);
-    for (int i = 0; i < num_nodes; i++) push(nodes[i], node_data[i]);
-    pthread_cond_broadcast(&changed); pthread_mutex_unlock(&lock);
-}
-void synchronize(void) {
-    pthread_mutex_lock(&lock);
-    while (head != tail) pthread_cond_wait(&changed, &lock);
-    pthread_mutex_unlock(&lock);
-}
-"""
+from tests.decoding import fake_driver
+from tests.decoding.fake_driver import build_driver
 
 pytestmark = [
     pytest.mark.timeout(60),
-    pytest.mark.skipif(shutil.which("cc") is None, reason="the fake driver needs a C compiler called cc"),
+    pytest.mark.skipif(fake_driver.MISSING is not None, reason=str(fake_driver.MISSING)),
 ]
 
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("driver")
-    (folder / "driver.c").write_text(SOURCE)
-    subprocess.run(
-        ["cc", "-O1", "-shared", "-fPIC", "-pthread", "-o", "libdriver.so", "driver.c"], cwd=folder, check=True
-    )
-    return load_driver(str(folder / "libdriver.so"))
+    return load_driver(str(build_driver(tmp_path_factory.mktemp("driver"))))
 
 
 def fail(error):
@@ -145,3 +95,92 @@ def test_no_driver_library(tmp_path):
         load_driver(str(tmp_path / "libnowhere.so"))
     with pytest.raises(gd.GuidedDecodingError, match="cuLaunchHostFunc"):
         load_driver(ctypes.util.find_library("m") or "libm.so.6")
+
+
+def test_both_ways_to_wait_for_a_function(driver):
+    seen = []
+    HostFunctions(driver).launch(lambda: seen.append("asleep"), 1, on_error=fail)
+    spinning = driver.num_spinning()
+    HostFunctions(driver, spin=True).launch(lambda: seen.append("spinning"), 1, on_error=fail)
+    driver.synchronize()
+    assert seen == ["asleep", "spinning"] and driver.num_spinning() == spinning + 1
+
+
+def test_a_driver_that_cannot_spin():
+    class Old:
+        def cuLaunchHostFunc(self, stream, function, key):
+            return 0
+
+    with pytest.raises(gd.GuidedDecodingError, match="pass spin=False"):
+        HostFunctions(Old(), spin=True)
+
+
+def test_a_dropped_handle_forgets_its_functions(driver):
+    host, handle, before = HostFunctions(driver), HostFunctionHandle(), num_registered()
+    driver.begin_capture()
+    host.launch(lambda: None, 1, on_error=fail, handle=handle)
+    driver.end_capture()
+    assert num_registered() == before + 1
+    del handle
+    gc.collect()
+    assert num_registered() == before
+
+
+def test_replays_behind_a_release_call_orphans_until_their_launcher_is_gone(driver):
+    host, handle, seen, before = HostFunctions(driver), HostFunctionHandle(), [], num_registered()
+    entered, go_on = threading.Event(), threading.Event()
+    driver.begin_capture()
+    host.launch(lambda: seen.append("ran"), 1, on_error=fail, handle=handle, orphan=lambda: seen.append("orphan"))
+    host.launch(lambda: seen.append("ran"), 1, on_error=fail, handle=handle)
+    driver.end_capture()
+    driver.replay()
+    driver.synchronize()
+    host.launch(lambda: entered.set() or go_on.wait(30), 1, on_error=fail)
+    assert entered.wait(30)
+    driver.replay()  # pending
+    handle.release()
+    go_on.set()
+    driver.synchronize()
+    assert seen == ["ran", "ran", "orphan"]
+    assert num_registered() == before + 1
+    del host
+    gc.collect()
+    assert num_registered() == before
+    driver.replay()
+    driver.synchronize()
+    assert len(seen) == 3
+
+
+LOCK_SCRIPT = """
+import ctypes, sys, threading, time
+from gd_plugin.decoding import hostfunc
+library = getattr(ctypes, sys.argv[2])(sys.argv[1])
+library.cuLaunchHostFunc.argtypes = [ctypes.c_void_p, hostfunc._TRAMPOLINE_TYPE, ctypes.c_void_p]
+library.synchronize.restype = None
+entered, host = threading.Event(), hostfunc.HostFunctions(library)
+host.launch(lambda: (entered.set(), time.sleep(0.3)), 1, on_error=print)
+entered.wait()
+print("in flight", flush=True)
+host.launch(lambda: print("second", flush=True), 1, on_error=print)
+ctypes.CDLL(sys.argv[1]).synchronize()
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("loader", "passes"), [("CDLL", True), ("PyDLL", False)])
+def test_only_a_library_that_gives_up_the_lock_can_launch_behind_a_function_in_flight(tmp_path, loader, passes):
+    library = build_driver(tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOCK_SCRIPT, str(library), loader], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout.readline() == "in flight\n"
+        if passes:
+            assert process.communicate(timeout=30)[0] == "second\ndone\n" and process.returncode == 0
+        else:
+            # the lock is kept by the launch, the launch waits for the function, the function waits for the lock
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.communicate(timeout=3)
+    finally:
+        process.kill()
+        process.communicate()
