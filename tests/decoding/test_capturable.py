@@ -1,0 +1,444 @@
+"""CapturableGuidedDecoder's own promises: queue, drains, failures, attaching, handles, bad input. Orders of work are in
+test_capturable_schedules.py, real threads and the real interpreter lock at the end of this file."""
+
+import gc
+import subprocess
+import sys
+import threading
+import tracemalloc
+from concurrent.futures import Future
+
+import pytest
+import torch
+from hypothesis import settings
+
+import gd_plugin as gd
+from gd_plugin.decoding.hostfunc import load_driver, num_registered
+from gd_plugin.masks.device import CpuDevice
+from gd_plugin.testing import SimulatedDevice
+from tests.decoding import fake_driver
+from tests.decoding.test_state_machine import Schedules
+from tests.fuzz import LONG, pick
+
+pytestmark = pytest.mark.timeout(pick(120, 3600))
+TABLES = {"abc": {"start": {8: "a"}, "a": {9: "b", 8: "a"}, "b": {10: "c", 15: "$"}, "c": {}}}
+GUIDE = gd.Guide.regex("abc")
+
+
+def capturable(kit, factory, *, slots=2, drafts=3, rows="repeat", **options):
+    options.setdefault("config", gd.GuidedDecodingConfig(rows_behind_refused_draft=rows))
+    options.setdefault("device", "cpu")
+    return gd.CapturableGuidedDecoder(
+        factory, max_num_sequences=slots, vocab_size_padded=kit.PADDED, max_num_draft_tokens=drafts, **options
+    )
+
+
+class Submitting(gd.CapturableGuidedDecoder):
+    """Submits what it is given, so that it can stand in for GuidedDecoder in that one's tests."""
+
+    def add_batch(self, requests, new_tokens=None, runtime_draft_len=None):
+        self.submit(requests)
+        super().add_batch(requests, new_tokens, runtime_draft_len)
+
+
+class CountingDevice(SimulatedDevice):
+    """Counts what the decoder asks for."""
+
+    def __init__(self, seed=0, **options):
+        super().__init__(seed, **options)
+        self.calls = []
+
+    def record(self, event, stream):
+        self.calls.append(("record", event))
+        super().record(event, stream)
+
+    def wait(self, event, stream):
+        self.calls.append(("wait", event))
+        super().wait(event, stream)
+
+    def synchronize(self, event):
+        self.calls.append(("synchronize", event))
+        super().synchronize(event)
+
+    def launch_host(self, function, stream, **options):
+        self.calls.append(("launch_host", None))
+        super().launch_host(function, stream, **options)
+
+    def named(self, decoder):
+        """The calls since the last time, events by name."""
+        names = {id(event): "token" for event in decoder._buffers._token_events}
+        names |= {id(event): "bitmask" for event in decoder._buffers._bitmask_events}
+        calls, self.calls = [(call, names.get(id(event), "")) for call, event in self.calls], []
+        return calls
+
+
+def started(kit, device, *, drafts=3, text="a", **options):
+    """A decoder whose request 0 has run its context step; its golden token is `text`, not yet consumed."""
+    decoder = capturable(kit, kit.TableFactory(TABLES), drafts=drafts, device=device, **options)
+    decoder.submit([kit.context(GUIDE)])
+    decoder.add_batch([kit.context(GUIDE)])
+    assert decoder.execute(torch.zeros(1, kit.PADDED)) == []
+    return decoder
+
+
+def finite(kit, logits):
+    return [{kit.STRINGS[i] for i in range(len(kit.STRINGS)) if row[i].isfinite()} for row in logits]
+
+
+def test_random_schedules_of_the_eager_decoders_own_test(kit, factory):
+    class Kit(kit):
+        @staticmethod
+        def decoder(factory, *, slots, drafts, rows):
+            return Submitting(
+                factory,
+                max_num_sequences=slots,
+                vocab_size_padded=kit.PADDED,
+                max_num_draft_tokens=drafts,
+                device=SimulatedDevice(),
+                config=gd.GuidedDecodingConfig(rows_behind_refused_draft=rows),
+            )
+
+    machine = type("Machine", (Schedules,), {"factory": factory, "kit": Kit})
+    test = machine.TestCase
+    test.settings = settings(
+        derandomize=not LONG, max_examples=pick(20, 1000), stateful_step_count=15, deadline=None, database=None
+    )
+    test().runTest()
+
+
+# replays and warm-up -------------------------------------------------------------------------------------------------
+
+
+def captured_step(decoder, device, kit, rows=4):
+    logits = torch.zeros(rows, kit.PADDED)
+    with decoder.capturing() as handle, device.capture() as graph:
+        device.launch(logits.zero_, device.main(), writes=[logits])
+        assert decoder.execute(logits) == []
+    return graph, handle, logits
+
+
+def test_a_replay_without_a_batch_changes_nothing_and_repeats_the_rows(kit):
+    device = SimulatedDevice(pace=0)
+    decoder = started(kit, device)
+    decoder.add_batch([kit.generation(GUIDE, "abc")])
+    graph, _handle, logits = captured_step(decoder, device, kit)
+    for _ in range(3):
+        graph.replay()
+    device.check()
+    # c leads nowhere: refused, and the last legal row repeated
+    assert finite(kit, logits[:3]) == [{"a", "b"}, {"c", "</s>"}, {"c", "</s>"}]
+    assert decoder.num_advanced_tokens[0] == 2 and decoder.take_failures([0]) == []
+
+
+def test_a_pending_warm_up_replay_does_not_take_the_next_batch(kit):
+    for seed in range(30):
+        device = SimulatedDevice(seed)
+        decoder = started(kit, device, drafts=0)
+        decoder.add_batch([kit.generation(GUIDE, "a")])
+        graph, _handle, logits = captured_step(decoder, device, kit, rows=1)
+        seen = []
+        for text in "ab":
+            if text == "b":
+                decoder.add_batch([kit.generation(GUIDE, text)])
+            for _ in range(2):
+                graph.replay()
+                device.launch(lambda s=seen: s.append(finite(kit, logits)[0]), device.main(), reads=[logits])
+        device.check()
+        assert seen == [{"a", "b"}] * 2 + [{"c", "</s>"}] * 2
+
+
+def test_a_batch_that_nobody_runs_is_skipped(kit):
+    device = SimulatedDevice()
+    decoder = started(kit, device, drafts=0)
+    for text in "ca":
+        decoder.add_batch([kit.generation(GUIDE, text)])
+    logits = torch.zeros(1, kit.PADDED)
+    assert decoder.execute(logits) == [] and finite(kit, logits) == [{"a", "b"}]
+
+
+def test_tickets_begin_anew(kit):
+    device = CpuDevice()
+    decoder = started(kit, device, drafts=0)
+    for _ in range(1100):
+        decoder.add_batch([kit.generation(GUIDE, "a")])
+        logits = torch.zeros(1, kit.PADDED)
+        assert decoder.execute(logits) == [] and finite(kit, logits) == [{"a", "b"}]
+        decoder.add_batch([kit.generation(None, "a")])
+        assert decoder.execute(logits) == []
+    assert len(decoder._callbacks._queue) == 0
+
+
+def test_a_graph_for_longer_drafts_than_the_step_has(kit):
+    device = SimulatedDevice(pace=1)
+    decoder = started(kit, device)
+    tokens, counts = device.empty(1), device.empty(1)
+    decoder.add_batch([kit.generation(GUIDE, "ab")], runtime_draft_len=3)
+    logits, drafts = torch.zeros(4, kit.PADDED), torch.zeros(3, 1, kit.PADDED)
+    with decoder.capturing() as _handle, device.capture() as graph:
+        decoder.execute(logits)
+        for step in range(3):
+            decoder.add_draft_batch(tokens, counts if step == 0 else None, step)
+            decoder.execute_draft_batch(drafts[step], draft_step=step)
+    for draft_len, guided in ((3, [True] * 3), (1, [True, False, False]), (0, [False] * 3)):
+        decoder.add_batch([kit.generation(GUIDE, "ab")], runtime_draft_len=draft_len)
+        tokens.fill_(8), counts.fill_(1), drafts.zero_()
+        graph.replay()
+        device.check()
+        assert decoder.take_failures([0]) == []
+        assert [bool(draft.isinf().any()) for draft in drafts] == guided
+        decoder.rollback_rejected_batch(torch.ones(1, dtype=torch.int32))
+        # undone, so that the same golden token is accepted again
+        decoder.grammar_matchers[0].reset()
+
+
+def test_rollback_under_capture(kit):
+    """S4: the side stream is joined, and the matcher is where the accepted tokens are."""
+    for seed in range(20):
+        device = SimulatedDevice(seed)
+        decoder = started(kit, device)
+        decoder.add_batch([kit.generation(GUIDE, "aab")])
+        logits, counts = torch.zeros(4, kit.PADDED), device.empty(1)
+        counts.fill_(2)
+        with decoder.capturing() as _handle, device.capture() as graph:
+            decoder.execute(logits)
+            assert decoder.rollback_rejected_batch(counts) == []
+        for _ in range(3):
+            graph.replay()
+        device.check()
+        assert decoder.grammar_matchers[0].num_tokens == 2 and decoder.num_advanced_tokens[0] == 0
+
+
+def test_trees_under_capture(kit, factory):
+    for seed in range(10):
+        device = SimulatedDevice(seed)
+        decoder = capturable(kit, factory, device=device)
+        decoder.submit([kit.context(kit.JSON)])
+        decoder.add_batch([kit.context(kit.JSON)])
+        assert decoder.execute(torch.zeros(1, kit.PADDED)) == []
+        tree = gd.DraftTree.from_parents([-1, 0, 0, 2])
+        decoder.add_batch([kit.generation(kit.JSON, '{}"a', draft_tree=tree)])
+        logits, counts = torch.zeros(4, kit.PADDED), torch.tensor([3], dtype=torch.int32)
+        nodes = torch.tensor([[2, 3]], dtype=torch.int32)
+        with decoder.capturing() as _handle, device.capture() as graph:
+            decoder.execute(logits)
+            decoder.rollback_rejected_batch(counts, nodes)
+        graph.replay()
+        device.check()
+        assert decoder.take_failures([0]) == []
+        fresh = factory.create(kit.JSON)
+        assert all(map(fresh.accept_token, kit.ids('{"a')))
+        rows = gd.allocate_token_bitmask(2, 16)
+        fresh.fill_next_token_bitmask(rows, 0)
+        decoder.grammar_matchers[0].fill_next_token_bitmask(rows, 1)
+        assert torch.equal(rows[0], rows[1])
+
+
+def test_a_stage_without_logits_under_capture(kit):
+    device = SimulatedDevice()
+    decoder = started(kit, device)
+    decoder.add_batch([kit.generation(GUIDE, "ab")])
+    with decoder.capturing() as _handle, device.capture() as graph:
+        decoder.execute(None)
+    graph.replay()
+    device.check()
+    assert decoder.grammar_matchers[0].num_tokens == 2
+
+
+def test_phases_one_by_one(kit):
+    device = SimulatedDevice()
+    decoder = started(kit, device)
+    decoder.add_batch([kit.generation(GUIDE, "ab")])
+    logits = torch.zeros(4, kit.PADDED)
+    assert decoder.build() == [] and kit.switches(decoder) == [1, 1, 0, 0]
+    decoder.copy_bitmask()
+    decoder.apply_bitmask(logits)
+    device.check()
+    assert finite(kit, logits[:2]) == [{"a", "b"}, {"c", "</s>"}]
+
+
+# drains and the active flag ------------------------------------------------------------------------------------------
+
+
+def test_each_eager_call_ends_with_one_wait_without_the_lock(kit):
+    """G1: exactly one, behind its record, none under capture."""
+    device = CountingDevice()
+    decoder = started(kit, device)
+    counts, tokens = torch.ones(1, dtype=torch.int32), torch.full((1,), 8, dtype=torch.int32)
+    logits = torch.zeros(4, kit.PADDED)
+
+    def draft():
+        decoder.add_draft_batch(tokens, counts, 0)
+        decoder.execute_draft_batch(logits)
+
+    decoder.add_batch([kit.generation(GUIDE, "ab")])
+    device.named(decoder)
+    for call in (lambda: decoder.execute(logits), lambda: decoder.rollback_rejected_batch(counts), draft):
+        call()
+        calls = device.named(decoder)
+        assert [name for name in calls if name[0] == "synchronize"] == [("synchronize", "bitmask")]
+        assert calls[-1] == ("synchronize", "bitmask") and ("record", "bitmask") in calls
+        assert sum(name == "launch_host" for name, _ in calls) == 1
+        with decoder.capturing() as _handle, device.capture():
+            call()
+        assert "synchronize" not in [name for name, _ in device.named(decoder)]
+
+
+def test_the_plain_decoder_launches_and_drains_nothing(kit):
+    """G2: it waits for its tokens and its own buffers alone."""
+    device = CountingDevice()
+    decoder = kit.decoder(kit.TableFactory(TABLES), device=device)
+    decoder.add_batch([kit.context(GUIDE)])
+    decoder.execute(torch.zeros(1, kit.PADDED))
+    calls = device.named(decoder)
+    assert ("synchronize", "bitmask") not in calls and ("launch_host", "") not in calls
+
+
+def test_an_eager_step_without_a_guided_request_enqueues_nothing(kit):
+    """G5: no host function, no event, no copy; a captured one is there for whatever batch comes."""
+    device = CountingDevice()
+    decoder = started(kit, device)
+    logits, counts = torch.zeros(4, kit.PADDED), torch.ones(1, dtype=torch.int32)
+    decoder.add_batch([kit.generation(None, "ab")])
+    assert not decoder.active
+    device.named(decoder)
+    num_run = len(device.trace)
+    assert decoder.execute(logits) == decoder.rollback_rejected_batch(counts) == decoder.build() == []
+    device.synchronize_all()
+    assert device.named(decoder) == [] and [step.kind for step in device.trace[num_run:]] in ([], ["copy"])
+    graph, _handle, logits = captured_step(decoder, device, kit)
+    for guide, is_guided in ((None, False), (GUIDE, True), (None, False)):
+        decoder.add_batch([kit.generation(guide, "ab")])
+        graph.replay()
+        device.synchronize_all()
+        assert bool(logits.isinf().any()) is is_guided
+    device.check()
+
+
+def test_waits_before_others_that_keep_the_lock(kit):
+    """G6: only if a graph holds host functions, and not while capturing."""
+    device = CountingDevice(pace=0)
+    decoder = started(kit, device)
+    device.named(decoder)
+    decoder.drain_captured_host_functions()
+    assert device.named(decoder) == []
+    decoder.add_batch([kit.generation(GUIDE, "ab")])
+    graph, handle, _logits = captured_step(decoder, device, kit)
+    graph.replay()
+    event = device.event()
+    device.record(event, device.main())
+    with device.capture():
+        decoder.drain_captured_host_functions()
+        decoder.drain()
+    decoder.drain_captured_host_functions()
+    with device.holding_lock():
+        device.synchronize(event)
+    device.check()
+    handle.release()
+    device.named(decoder)
+    decoder.drain_captured_host_functions()
+    assert device.named(decoder) == []
+
+
+# failures ------------------------------------------------------------------------------------------------------------
+
+
+def test_failures_of_replays_wait_for_their_batch(kit):
+    """A5: allowed ids are returned, active ones kept, dead ones dropped, those of whole batches always returned."""
+    decoder = capturable(kit, kit.TableFactory(TABLES))
+    failures = [(1, "one"), (2, "two"), (3, "three"), (None, "all"), (1, "again")]
+    decoder._callbacks._failures.extend(failures)
+    assert decoder.take_failures([1], active=[1, 2]) == [(1, "one"), (None, "all"), (1, "again")]
+    assert decoder.take_failures([1]) == []
+    assert decoder.take_failures([2, 3]) == [(2, "two")]
+    decoder._callbacks._failures.extend(failures)
+    assert decoder.take_failures([]) == [(None, "all")]
+    assert decoder.take_failures([1, 2, 3]) == [failure for failure in failures if failure[0]]
+
+
+def test_a_replays_failure_is_told_once_and_is_its_requests_alone(kit):
+    device = SimulatedDevice(pace=0)
+    decoder = started(kit, device, slots=2)
+    decoder.submit([kit.context(GUIDE, slot=1)])
+    decoder.add_batch([kit.context(GUIDE, slot=1)])
+    assert decoder.execute(torch.zeros(1, kit.PADDED)) == []
+    batch = [kit.generation(GUIDE, "a"), kit.generation(GUIDE, "b", slot=1)]
+    decoder.add_batch(batch, runtime_draft_len=0)
+    graph, _handle, logits = captured_step(decoder, device, kit, rows=2)
+    graph.replay()
+    assert decoder.take_failures([0, 1]) == []
+    device.check()
+    failed = decoder.take_failures([0, 1])
+    assert [request_id for request_id, _ in failed] == [1] and "is refused by the guide" in failed[0][1]
+    assert [len(row) for row in finite(kit, logits)] == [2, 16]
+    assert decoder.take_failures([0, 1]) == []
+
+
+def test_eager_calls_return_their_failures_as_the_plain_decoder_does(kit):
+    decoder = started(kit, SimulatedDevice())
+    decoder.add_batch([kit.generation(GUIDE, "b")])
+    failed = decoder.execute(torch.zeros(4, kit.PADDED))
+    assert [request_id for request_id, _ in failed] == [0]
+    assert decoder.execute(torch.zeros(4, kit.PADDED)) == failed
+
+
+def test_what_a_callback_raises_fails_its_whole_batch(kit):
+    """H4: recorded with the id None, without a traceback, rows left alone; the next batch goes on."""
+    device = SimulatedDevice()
+    decoder = started(kit, device)
+    build, decoder._callbacks._build_step = decoder._callbacks._build_step, lambda step, words: 1 / 0
+    decoder.add_batch([kit.generation(GUIDE, "ab")])
+    logits = torch.zeros(4, kit.PADDED)
+    assert decoder.execute(logits) == [(None, "division by zero")]
+    assert logits.isfinite().all()
+    decoder._callbacks._build_step = build
+    decoder.add_batch([kit.generation(GUIDE, "ab")])
+    assert decoder.execute(logits) == [] and not logits.isfinite().all()
+
+
+def test_a_rollback_that_goes_wrong_is_recorded(kit):
+    """A4: never raised; without a matcher it does nothing."""
+    device = SimulatedDevice()
+    decoder = started(kit, device)
+    decoder.add_batch([kit.generation(GUIDE, "ab")])
+    decoder.execute(torch.zeros(4, kit.PADDED))
+    failed = decoder.rollback_rejected_batch(torch.tensor([4], dtype=torch.int32))
+    assert [request_id for request_id, _ in failed] == [0] and "the guide allows 2" in failed[0][1]
+    assert decoder.grammar_matchers[0] is None
+    assert decoder.rollback_rejected_batch(torch.tensor([4], dtype=torch.int32)) == []
+
+
+def test_a_missing_count_is_a_failure_of_the_batch(kit):
+    decoder = started(kit, SimulatedDevice())
+    decoder.add_batch([kit.generation(GUIDE, "aab")])
+    decoder.execute(torch.zeros(4, kit.PADDED))
+    failed = decoder.rollback_rejected_tokens()
+    assert [request_id for request_id, _ in failed] == [None] and "num_accepted_draft_tokens is missing" in failed[0][1]
+
+
+def test_two_models_with_batches_of_their_own(kit):
+    for captures in (False, True):
+        device = SimulatedDevice()
+        decoder = started(kit, device)
+        logits = torch.zeros(4, kit.PADDED)
+        decoder.add_batch([kit.generation(GUIDE, "aab")])
+        assert decoder.execute(logits) == []
+        request = kit.generation(GUIDE, "a")
+        request.num_accepted_draft_tokens = 0
+        decoder.add_batch([request])
+        if captures:
+            with decoder.capturing() as _handle, device.capture() as graph:
+                decoder.rollback_rejected_tokens()
+                decoder.execute(logits)
+            graph.replay()
+            device.check()
+            assert decoder.take_failures([0]) == []
+        else:
+            assert decoder.rollback_rejected_tokens() == []
+            assert decoder.grammar_matchers[0].num_tokens == 1
+            assert decoder.execute(logits) == []
+        assert decoder.grammar_matchers[0].num_tokens == 2
+        decoder.add_batch([kit.draft(GUIDE, "a")])
+        assert decoder.execute(torch.zeros(1, kit.PADDED)) == []
+        assert decoder.grammar_matchers[0].num_tokens == 3
+        decoder.rollback_draft_tokens()
+        assert decoder.grammar_matchers[0].num_tokens == 2
