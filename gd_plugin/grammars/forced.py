@@ -1,42 +1,50 @@
-"""Drafts from a guide: the text it forces, and behind that what the prompt holds, as far as the guide allows it.
+"""Drafts from a guide: the text it forces, and behind that what the row has held before, as far as the guide allows it.
 
-In:  a matcher, the tokens so far.      Out: tokens the matcher would accept, to be checked by the model in one pass.
+In:  a matcher, the tokens so far, what became of earlier drafts.
+Out: tokens the matcher would accept, to be checked by the model in one pass.
 A draft is a guess about the model, never about the guide; whoever uses it keeps only what the model itself chooses.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
 from gd_plugin.grammars.matcher import GrammarMatcher
+from gd_plugin.grammars.spelling import Speller
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.masks.bitmask import allocate_token_bitmask, legal_columns
 
-__all__ = ["Lookup", "SpellText", "likely_text", "propose_draft"]
+__all__ = ["Drafter", "SpellText", "likely_text"]
 
 # text -> the tokenizer's own tokens for it
 SpellText = Callable[[bytes], Sequence[int]]
 
 # a draft copies what followed the last few tokens earlier on, longest match first
 _LONGEST_MATCH = 3
-_SHORTEST_MATCH = 2
+_SHORTEST_MATCH = 1
 # tokens copied at once; further off, a copy is seldom right
 _MAX_COPIED = 10
+# a guess that has brought fewer tokens a time is made only now and then: a wider pass costs up to 1.6 narrow ones
+_WORTHWHILE = 0.6
+_RETRY = 12
+# how fast old guesses are forgotten
+_MEMORY = 0.85
+# what may end a value
+_CLOSERS = (b'"', b"}", b"]", b",")
 # where more tokens are legal, no text is likely
 _MAX_LEGAL = 128
 # ways of writing the same that a model seldom takes: escapes, and white space before what must come
 _UNLIKELY = frozenset(b"\\ \n\t\r")
 
 
-class Lookup:
+class _Lookup:
     """Where the last tokens of a row have occurred before. Grows with the row."""
 
-    def __init__(self, token_ids: Sequence[int] = ()) -> None:
+    def __init__(self) -> None:
         self._tokens: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}
-        self.extend(token_ids)
 
-    def extend(self, token_ids: Sequence[int]) -> None:
+    def extend(self, token_ids: Iterable[int]) -> None:
         """Append tokens. What ends at the row's end is known only once something follows it."""
         for token_id in token_ids:
             for size in range(_SHORTEST_MATCH, _LONGEST_MATCH + 1):
@@ -52,6 +60,25 @@ class Lookup:
             if start is not None:
                 return self._tokens[start : start + _MAX_COPIED]
         return []
+
+
+class _Guess:
+    """Whether a kind of guess pays: tokens it has brought, old ones counting less."""
+
+    def __init__(self, brought: float) -> None:
+        self._brought = brought
+        self._made = 1.0
+        self._left_out = 0
+
+    def pays(self) -> bool:
+        if self._brought >= _WORTHWHILE * self._made:
+            return True
+        self._left_out += 1
+        return self._left_out % _RETRY == 0
+
+    def learn(self, num_tokens: int) -> None:
+        self._brought = _MEMORY * self._brought + num_tokens
+        self._made = _MEMORY * self._made + 1
 
 
 def likely_text(matcher: GrammarMatcher, vocabulary: Vocabulary, bitmask: torch.Tensor) -> bytes:
@@ -82,38 +109,117 @@ def likely_text(matcher: GrammarMatcher, vocabulary: Vocabulary, bitmask: torch.
         texts = [text for text in texts if text.startswith(found)]
 
 
-def propose_draft(
-    matcher: GrammarMatcher, vocabulary: Vocabulary, spell_text: SpellText, lookup: Lookup | None, limit: int
-) -> list[int]:
-    """Return at most `limit` tokens that may follow; the matcher is left as it was. Never a token behind a stop token.
+class Drafter:
+    """Drafts for one row, and learns from what became of them.
 
     Args:
-        matcher: state of the row.
-        vocabulary: the matcher's own.
-        spell_text: the tokenizer.
-        lookup: the row's tokens; None drafts forced text alone.
-        limit: longest draft.
+        vocabulary: the matchers' own.
+        spell_text: the tokenizer; None spells with as few tokens as possible.
+        prompt_lookup: also copy what followed the last tokens earlier in the row, and guess where values end.
     """
-    draft: list[int] = []
-    start = matcher.num_tokens
-    bitmask = allocate_token_bitmask(1, vocabulary.vocab_size)
-    try:
-        while len(draft) < limit and not matcher.is_terminated():
-            likely = likely_text(matcher, vocabulary, bitmask)
-            if likely:
-                proposed: Sequence[int] = spell_text(likely)
-            elif lookup is not None:
-                proposed = lookup.continuation(draft)
-            else:
-                proposed = ()
-            accepted = 0
-            for token_id in proposed[: limit - len(draft)]:
-                if not matcher.accept_token(token_id):
+
+    def __init__(
+        self, vocabulary: Vocabulary, spell_text: SpellText | None = None, *, prompt_lookup: bool = True
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._speller = Speller.of(vocabulary)
+        self._spell_text = spell_text or (lambda text: self._speller.spell(text) or ())
+        self._lookup = _Lookup() if prompt_lookup else None
+        self._bitmask = allocate_token_bitmask(1, vocabulary.vocab_size)
+        self._guesses = {"copy": _Guess(2.0), "end": _Guess(2.0)}
+        # token the tokenizer would write -> token this model writes in its place
+        self._habits: dict[int, int] = {}
+        # of the last draft: its tokens, those the tokenizer would have written, and the kind of guess they came by
+        self._draft: list[int] = []
+        self._usual: list[int] = []
+        self._kinds: list[str] = []
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Take in the tokens by which the row has grown: the prompt, then what the model has chosen."""
+        self._learn(token_ids)
+        if self._lookup is not None:
+            self._lookup.extend(token_ids)
+
+    def propose(self, matcher: GrammarMatcher, limit: int) -> list[int]:
+        """Return at most `limit` tokens that may follow; the matcher is left as it was. None behind a stop token.
+
+        Args:
+            matcher: state of the row behind all tokens that `extend` was given.
+            limit: longest draft.
+        """
+        self._draft, self._usual, self._kinds = [], [], []
+        start = matcher.num_tokens
+        try:
+            while len(self._draft) < limit and not matcher.is_terminated():
+                if not any(self._try(matcher, kind, pairs, limit) for kind, pairs in self._proposals(matcher)):
                     break
-                draft.append(token_id)
-                accepted += 1
-            if not accepted:
+        finally:
+            matcher.rollback(matcher.num_tokens - start)
+        return self._draft
+
+    def _proposals(self, matcher: GrammarMatcher) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+        likely = likely_text(matcher, self._vocabulary, self._bitmask)
+        if likely:
+            yield "forced", self._spell(likely)
+            return
+        if self._lookup is None or (self._kinds and self._kinds[-1] != "forced"):
+            return
+        copied = self._lookup.continuation(self._draft)
+        if copied and self._guesses["copy"].pays():
+            yield "copy", [(token_id, token_id) for token_id in copied]
+        if not self._draft and self._guesses["end"].pays():
+            yield "end", self._spell(self._end_of_value(matcher))
+
+    def _try(self, matcher: GrammarMatcher, kind: str, pairs: list[tuple[int, int]], limit: int) -> bool:
+        """Append what the matcher accepts; False if that is nothing."""
+        before = len(self._draft)
+        for token_id, usual in pairs[: limit - before]:
+            if not matcher.accept_token(token_id):
                 break
-    finally:
-        matcher.rollback(matcher.num_tokens - start)
-    return draft
+            self._draft.append(token_id)
+            self._usual.append(usual)
+            self._kinds.append(kind)
+        return len(self._draft) > before
+
+    def _end_of_value(self, matcher: GrammarMatcher) -> bytes:
+        """Return what follows if the value that is being written ends here."""
+        for closer in _CLOSERS:
+            token_id = self._speller.token_ids.get(closer)
+            if token_id is not None and matcher.accept_token(token_id):
+                text = closer + likely_text(matcher, self._vocabulary, self._bitmask)
+                matcher.rollback(1)
+                return text
+        return b""
+
+    def _spell(self, text: bytes) -> list[tuple[int, int]]:
+        """Return (token, the tokenizer's own) for `text`, the way this model has been seen to write it."""
+        tokens = self._vocabulary.tokens
+        pairs: list[tuple[int, int]] = []
+        pending = list(self._spell_text(text))
+        while pending and len(pairs) < len(text):
+            usual = pending.pop(0)
+            token_id = self._habits.get(usual, usual)
+            if token_id != usual:
+                if not text.startswith(tokens[token_id]) and not tokens[token_id].startswith(text):
+                    token_id = usual
+                else:
+                    pending = list(self._spell_text(text[len(tokens[token_id]) :]))
+            pairs.append((token_id, usual))
+            text = text[len(tokens[token_id]) :]
+        return pairs
+
+    def _learn(self, token_ids: Sequence[int]) -> None:
+        """Compare the last draft with what was chosen."""
+        right = 0
+        while right < min(len(self._draft), len(token_ids)) and self._draft[right] == token_ids[right]:
+            right += 1
+        for kind in set(self._kinds) - {"forced"}:
+            first = self._kinds.index(kind)
+            if right >= first:  # else it was never asked
+                self._guesses[kind].learn(right - first)
+        if right < min(len(self._draft), len(token_ids)):
+            usual, chosen = self._usual[right], token_ids[right]
+            one, other = self._vocabulary.tokens[usual], self._vocabulary.tokens[chosen]
+            if other and (one.startswith(other) or other.startswith(one)):
+                self._habits[usual] = chosen
+        self._draft, self._usual, self._kinds = [], [], []
