@@ -27,8 +27,8 @@ class GuidedDecodingConfig:
         strict: refuse what a backend cannot enforce; False drops it and lists it in `CompiledGrammar.not_enforced`.
         on_dead_end: a row without a legal token ends alone ("stop"), ends the whole call ("raise"), or goes on
             unguided ("release").
-        canonical_forcing: where the guide forces text, only the tokenizer's own spelling of it is legal. Refused until
-            it is there.
+        canonical_forcing: where the guide forces text, only the tokenizer's own spelling of it is legal, its last token
+            left open. The texts a guide allows stay the same, but for JSON's escapes of forced characters.
         overlap: on a GPU, read ids and upload masks beside the forward pass (see gd_plugin.hf.overlap).
         rows_behind_refused_draft: rows behind a draft the guide refuses repeat the last legal row ("repeat") or are
             left open ("open").
@@ -65,8 +65,6 @@ class GuidedDecodingConfig:
         for name in ("max_whitespace", "cache_bytes", "compile_memory_bytes", "max_guide_bytes", "max_depth"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.canonical_forcing:
-            raise ValueError("canonical_forcing=True cannot be honoured by this version yet; leave it out")
         if not self.compile_timeout_s > 0:
             raise ValueError(f"compile_timeout_s must be positive, got {self.compile_timeout_s}")
         if self.fill_threads is not None and self.fill_threads < 1:

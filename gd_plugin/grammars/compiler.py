@@ -16,6 +16,7 @@ from typing import NamedTuple
 from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.errors import BackendNotInstalledError, GuideError, GuideTooLargeError, UnsupportedGuideError
 from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, backend_names, create_backend
+from gd_plugin.grammars.canonical import CanonicalGrammar
 from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.grammars.reasoning import ReasoningGrammar
 from gd_plugin.grammars.vocabulary import Vocabulary
@@ -244,7 +245,7 @@ class GrammarMatcherFactory:
             fill_first_row(compiled, self.vocabulary)
         compiled.reason = reason
         compiled.not_enforced = tuple(problems)
-        return compiled
+        return CanonicalGrammar(compiled, self.vocabulary) if self.config.canonical_forcing else compiled
 
 
 def _cheapest_first(guide: Guide) -> list[str]:

@@ -5,19 +5,16 @@ Out: tokens the matcher would accept, to be checked by the model in one pass.
 A draft is a guess about the model, never about the guide; whoever uses it keeps only what the model itself chooses.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from gd_plugin.grammars.matcher import GrammarMatcher
-from gd_plugin.grammars.spelling import Speller
+from gd_plugin.grammars.spelling import Speller, spell_text
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.masks.bitmask import allocate_token_bitmask, legal_columns
 
-__all__ = ["Drafter", "SpellText", "likely_text"]
-
-# text -> the tokenizer's own tokens for it
-SpellText = Callable[[bytes], Sequence[int]]
+__all__ = ["Drafter", "likely_text"]
 
 # a draft copies what followed the last few tokens earlier on, longest match first
 _LONGEST_MATCH = 3
@@ -114,16 +111,12 @@ class Drafter:
 
     Args:
         vocabulary: the matchers' own.
-        spell_text: the tokenizer; None spells with as few tokens as possible.
         prompt_lookup: also copy what followed the last tokens earlier in the row, and guess where values end.
     """
 
-    def __init__(
-        self, vocabulary: Vocabulary, spell_text: SpellText | None = None, *, prompt_lookup: bool = True
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, prompt_lookup: bool = True) -> None:
         self._vocabulary = vocabulary
         self._speller = Speller.of(vocabulary)
-        self._spell_text = spell_text or (lambda text: self._speller.spell(text) or ())
         self._lookup = _Lookup() if prompt_lookup else None
         self._bitmask = allocate_token_bitmask(1, vocabulary.vocab_size)
         self._guesses = {"copy": _Guess(2.0), "end": _Guess(2.0)}
@@ -195,7 +188,7 @@ class Drafter:
         """Return (token, the tokenizer's own) for `text`, the way this model has been seen to write it."""
         tokens = self._vocabulary.tokens
         pairs: list[tuple[int, int]] = []
-        pending = list(self._spell_text(text))
+        pending = list(spell_text(self._vocabulary, text) or ())
         while pending and len(pairs) < len(text):
             usual = pending.pop(0)
             token_id = self._habits.get(usual, usual)
@@ -203,7 +196,7 @@ class Drafter:
                 if not text.startswith(tokens[token_id]) and not tokens[token_id].startswith(text):
                     token_id = usual
                 else:
-                    pending = list(self._spell_text(text[len(tokens[token_id]) :]))
+                    pending = list(spell_text(self._vocabulary, text[len(tokens[token_id]) :]) or ())
             pairs.append((token_id, usual))
             text = text[len(tokens[token_id]) :]
         return pairs
@@ -214,9 +207,8 @@ class Drafter:
         while right < min(len(self._draft), len(token_ids)) and self._draft[right] == token_ids[right]:
             right += 1
         for kind in set(self._kinds) - {"forced"}:
-            first = self._kinds.index(kind)
-            if right >= first:  # else it was never asked
-                self._guesses[kind].learn(right - first)
+            if right >= self._kinds.index(kind):  # else it was never asked
+                self._guesses[kind].learn(self._kinds[:right].count(kind))
         if right < min(len(self._draft), len(token_ids)):
             usual, chosen = self._usual[right], token_ids[right]
             one, other = self._vocabulary.tokens[usual], self._vocabulary.tokens[chosen]

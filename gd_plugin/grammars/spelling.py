@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.masks.bitmask import num_mask_words
 
-__all__ = ["Speller"]
+__all__ = ["Speller", "spell_text"]
 
 _spellers: "weakref.WeakKeyDictionary[Vocabulary, Speller]" = weakref.WeakKeyDictionary()
 
@@ -104,3 +104,17 @@ class Speller:
             ids.append(step[1])
             step = steps[step[2]]
         return None if step is None else ids
+
+
+def spell_text(vocabulary: Vocabulary, text: bytes) -> list[int] | None:
+    """Return the tokenizer's own tokens for `text`, or as few as possible where it cannot say; None if there are none."""
+    if vocabulary.encode is not None:
+        try:
+            ids = list(vocabulary.encode(text.decode()))
+        except UnicodeDecodeError:
+            ids = []  # a part of a character
+        known = all(0 <= token_id < vocabulary.vocab_size for token_id in ids)
+        special = vocabulary.special_token_ids, vocabulary.stop_token_set
+        if known and all(kind.isdisjoint(ids) for kind in special) and vocabulary.decode(ids) == text:
+            return ids
+    return Speller.of(vocabulary).spell(text)

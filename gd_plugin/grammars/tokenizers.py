@@ -27,12 +27,13 @@ _SPACE: Final = "\u2581"
 
 @dataclass
 class TokenizerTable:
-    """What a tokenizer says about its ids; `tokens[i]` is None for ids without text."""
+    """What a tokenizer says about its ids; `tokens[i]` is None for ids without text. `encode` adds no special tokens."""
 
     tokens: list[bytes | None]
     special_token_ids: set[int]
     stop_token_ids: list[int]
     special_token_names: dict[str, int] = field(default_factory=dict)
+    encode: Callable[[str], list[int]] | None = None
 
 
 def read_tokenizer(tokenizer: Any) -> TokenizerTable:
@@ -190,9 +191,10 @@ def _read_tokenizers(tokenizer: Any, special: Iterable[int] = ()) -> TokenizerTa
     pieces = {token_id: to_bytes(text) for token_id, text in texts.items() if token_id not in special_ids}
     names = {texts[token_id]: token_id for token_id in special_ids if token_id in texts}
     table = TokenizerTable(_as_list({**dict.fromkeys(special_ids), **pieces}, "tokenizer"), special_ids, [], names)
+    table.encode = lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
     check_table(
         table.tokens,
-        lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids),
+        table.encode,
         lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)),
     )
     return table
@@ -258,6 +260,7 @@ def _read_slow(tokenizer: Any, special: set[int]) -> TokenizerTable:
         pieces[token_id] = added[token_id].content.encode() if token_id in added else to_bytes(text)
     names = {str(tokenizer.convert_ids_to_tokens(token_id)): token_id for token_id in special_ids}
     table = TokenizerTable(_as_list(pieces, type(tokenizer).__name__), special_ids, [], names)
+    table.encode = lambda text: list(tokenizer.encode(text, add_special_tokens=False))
     # decoding an added token puts spaces around it in some tokenizers: they are left out of the comparison
     check_table(
         table.tokens,
@@ -293,7 +296,8 @@ def _read_sentencepiece(processor: Any) -> TokenizerTable:
             tokens.append(piece.replace(_SPACE, " ").encode())
     stops = [int(processor.eos_id())] if processor.eos_id() >= 0 else []
     table = TokenizerTable(tokens, special, stops, names)
-    check_table(table.tokens, lambda text: list(processor.encode(text)), lambda ids: str(processor.decode(ids)))
+    table.encode = lambda text: list(processor.encode(text))
+    check_table(table.tokens, table.encode, lambda ids: str(processor.decode(ids)))
     return table
 
 
@@ -312,7 +316,8 @@ def _read_tiktoken(encoding: Any) -> TokenizerTable:
     except KeyError:
         stops = []
     table = TokenizerTable(_as_list(pieces, "tiktoken encoding"), special, stops, names)
-    check_table(table.tokens, lambda text: list(encoding.encode_ordinary(text)), lambda ids: str(encoding.decode(ids)))
+    table.encode = lambda text: list(encoding.encode_ordinary(text))
+    check_table(table.tokens, table.encode, lambda ids: str(encoding.decode(ids)))
     return table
 
 
@@ -322,9 +327,10 @@ def _read_tekken(tokenizer: Any) -> TokenizerTable:
     tokens = [None if i < num_special else bytes(tokenizer.id_to_byte_piece(i)) for i in range(size)]
     names = {str(tokenizer.id_to_piece(token_id)): token_id for token_id in range(num_special)}
     table = TokenizerTable(tokens, set(range(num_special)), [int(tokenizer.eos_id)], names)
+    table.encode = lambda text: list(tokenizer.encode(text, bos=False, eos=False))
     check_table(
         table.tokens,
-        lambda text: list(tokenizer.encode(text, bos=False, eos=False)),
+        table.encode,
         lambda ids: str(tokenizer.decode(ids)),
     )
     return table

@@ -6,7 +6,7 @@ Text means `Vocabulary.decode(ids)`: the bytes as in the middle of a document; s
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import index
 from types import MappingProxyType
@@ -30,6 +30,8 @@ class Vocabulary:
             excludes nothing but text tokens; a stop token that has no text of its own is among them.
         special_token_names: text of a special token as the tokenizer writes it -> id.
         tokens: bytes of each id; b"" for ids without text.
+        encode: text -> the tokenizer's own ids for it, no special tokens added; None without a tokenizer, and in copies
+            that have crossed a process.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Vocabulary:
         special_token_names: Mapping[str, int] | None = None,
         vocab_size: int | None = None,
     ) -> None:
+        self.encode: Callable[[str], Sequence[int]] | None = None
         self.vocab_size = len(tokens) if vocab_size is None else _checked_size(vocab_size)
         if self.vocab_size < 1:
             raise VocabularyError("the vocabulary is empty; pass at least one token")
@@ -123,13 +126,15 @@ class Vocabulary:
         stops = _checked_ids(() if stop_token_ids is None else stop_token_ids, "stop_token_ids")
         # a model narrower than its tokenizer cannot emit the tokenizer's own stop token
         stops |= {token_id for token_id in read.stop_token_ids if 0 <= token_id < width}
-        return cls(
+        vocabulary = cls(
             read.tokens,
             stop_token_ids=stops,
             special_token_ids=read.special_token_ids,
             special_token_names=read.special_token_names,
             vocab_size=vocab_size,
         )
+        vocabulary.encode = read.encode
+        return vocabulary
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one id; b"" for special tokens, holes and padding.

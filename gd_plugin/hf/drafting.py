@@ -2,9 +2,9 @@
 
 In:  `model.generate(..., logits_processor=[p], custom_generate=grammar_drafting())`.
 Out: what plain guided generation returns: the same tokens under greedy search, the same distribution under sampling.
-Kept here: every emitted token is the model's own choice from processed scores of its own position; a draft only decides
-which positions are computed together. Rows of a batch go on at their own speed: slots of refused drafts stay in the
-cache and are masked out, positions are given explicitly.
+Kept here: every emitted token is the model's own choice from processed scores of its own position, or the only legal one
+there; a draft only decides which positions are computed together. Rows of a batch go on at their own speed: slots of
+refused drafts stay in the cache and are masked out, positions are given explicitly.
 Source: transformers 5.24, generation/utils.py (_sample, custom_generate) and cache_utils.py (crop, is_croppable).
 """
 
@@ -17,9 +17,10 @@ import torch
 from transformers import DynamicCache, LogitsProcessorList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from gd_plugin.grammars.forced import Lookup, propose_draft
+from gd_plugin.grammars.forced import Drafter
 from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.hf.processor import GuidedLogitsProcessor
+from gd_plugin.masks.bitmask import allocate_token_bitmask, legal_columns
 
 __all__ = ["grammar_drafting"]
 
@@ -95,26 +96,31 @@ class _Row:
 
     Attributes:
         token_ids: left padding, prompt and generated tokens.
+        padding: tokens of padding among them.
         processors: what `generate` prepared, with the guide of this row alone.
         matcher: state behind the generated tokens; None once nothing can be drafted from it.
+        drafter: None where the row is unguided.
         num_cached: tokens of this row in the cache, padding not counted.
-        block: tokens of the next forward pass: those not cached yet, then the draft.
-        num_draft: length of the draft.
+        draft: tokens of the next forward pass behind those that are not cached yet.
     """
 
     token_ids: list[int]
+    padding: int
     processors: LogitsProcessorList
     matcher: GrammarMatcher | None
-    lookup: Lookup | None
+    drafter: Drafter | None
     num_cached: int = 0
-    block: list[int] = field(default_factory=list)
-    num_draft: int = 0
+    draft: list[int] = field(default_factory=list)
     done: bool = False
 
+    @property
+    def block(self) -> list[int]:
+        """Tokens of the next forward pass."""
+        return [] if self.done else self.token_ids[self.padding + self.num_cached :] + self.draft
+
     def append(self, token_id: int) -> None:
+        """Add a token."""
         self.token_ids.append(token_id)
-        if self.lookup is not None:
-            self.lookup.extend([token_id])
         if self.matcher is not None and not self.matcher.accept_token(token_id):
             self.matcher = None  # past its guide's end, or released from it
 
@@ -125,6 +131,7 @@ class _Drafting:
         self._prompt_lookup = prompt_lookup
         self._streamer = streamer
         self._warned = False
+        self._skips = False  # tokens that alone are legal need no pass; callbacks of the user's see every pass
         self.num_forwards = 0
 
     def __call__(
@@ -156,8 +163,12 @@ class _Drafting:
             return self._plain(
                 model, input_ids, reason, logits_processor, stopping_criteria, generation_config, model_kwargs
             )
+        padding = (
+            (model_kwargs["attention_mask"] == 0).sum(-1).tolist() if _given(model_kwargs) else [0] * len(input_ids)
+        )
+        self._skips = {type(callback).__name__ for callback in [*logits_processor, *stopping_criteria]} <= _ROW_LOCAL
         rows = [
-            self._new_row(guided[0].for_row(index, len(input_ids)), guided[0], logits_processor, tokens)
+            self._new_row(guided[0].for_row(index, len(input_ids)), guided[0], logits_processor, tokens, padding[index])
             for index, tokens in enumerate(input_ids.tolist())
         ]
         if self._streamer is not None:
@@ -204,11 +215,15 @@ class _Drafting:
         guided: GuidedLogitsProcessor,
         logits_processor: LogitsProcessorList,
         tokens: list[int],
+        padding: int,
     ) -> _Row:
         processors = LogitsProcessorList([alone if p is guided else p for p in logits_processor])
         (grammar,) = alone.compiled
         matcher = None if grammar is None else grammar.create_matcher()
-        return _Row(tokens, processors, matcher, Lookup(tokens) if self._prompt_lookup and grammar else None)
+        drafter = None if grammar is None else Drafter(alone.vocabulary, prompt_lookup=self._prompt_lookup)
+        if drafter is not None:
+            drafter.extend(tokens[padding:])
+        return _Row(tokens, padding, processors, matcher, drafter)
 
     def _loop(
         self,
@@ -224,48 +239,45 @@ class _Drafting:
         cache = model_kwargs[cache_name]
         if hasattr(cache, "activate_past_recording"):
             cache.activate_past_recording()
-        given = model_kwargs.get("attention_mask")
-        flags = torch.ones_like(input_ids) if given is None else given.long()
+        flags = model_kwargs["attention_mask"].long() if _given(model_kwargs) else torch.ones_like(input_ids)
         mask = flags.new_empty((len(rows), 0))  # slots in the cache that are in use
-        for row in rows:
-            row.block = list(row.token_ids)
-            self._draft(row, generation_config)
-        real = flags  # of the tokens before the draft, those that are no padding
         pad = _pad_id(generation_config)
-        while not all(row.done for row in rows):
-            width = max(len(row.block) for row in rows)
-            block = torch.tensor([row.block + [pad] * (width - len(row.block)) for row in rows], device=device)
-            in_use = torch.tensor(
-                [[1] * len(row.block) + [0] * (width - len(row.block)) for row in rows], device=device
-            )
-            in_use[:, : real.shape[1]] &= real
-            cached = torch.tensor([[row.num_cached] for row in rows], device=device)
-            positions = (cached + in_use.cumsum(-1) - 1).clamp(min=0)
-            kept = width - real.shape[1] + 1  # scores from the last token before the draft on
+        blocks = [row.token_ids for row in rows]  # the prompts, left padding included
+        for row in rows:
+            self._draft(row, generation_config)
+        blocks = [block + row.draft for block, row in zip(blocks, rows, strict=True)]
+        while True:
+            width = max(map(len, blocks))
+            in_use = mask.new_tensor([[1] * len(block) + [0] * (width - len(block)) for block in blocks])
+            if not mask.shape[1]:
+                in_use[:, : flags.shape[1]] &= flags
+            cached = mask.new_tensor([[row.num_cached] for row in rows])
+            # scores from the last token before each row's draft on
+            starts = [len(block) - len(row.draft) - 1 for block, row in zip(blocks, rows, strict=True)]
+            first = min(start for start, row in zip(starts, rows, strict=True) if not row.done)
             logits = model(
-                input_ids=block,
+                input_ids=torch.tensor([block + [pad] * (width - len(block)) for block in blocks], device=device),
                 attention_mask=torch.cat([mask, in_use], dim=1),
-                position_ids=positions,
+                position_ids=(cached + in_use.cumsum(-1) - 1).clamp(min=0),
                 use_cache=True,
                 return_dict=True,
                 **{cache_name: cache},
-                **({"logits_to_keep": kept} if model._supports_logits_to_keep() else {}),
-            ).logits[:, -kept:]
+                **({"logits_to_keep": width - first} if model._supports_logits_to_keep() else {}),
+            ).logits[:, first - width :]
             self.num_forwards += 1
             for index, row in enumerate(rows):
-                num_right = self._verify(row, logits[index], stopping_criteria, generation_config, device)
-                in_use[index, real.shape[1] + num_right :] = 0
-                if row.done:
-                    in_use[index, real.shape[1] :] = 0
+                if not row.done:
+                    num_right = self._verify(
+                        row, logits[index, starts[index] - first :], stopping_criteria, generation_config, device
+                    )
+                    in_use[index, starts[index] + 1 + num_right :] = 0
+            if all(row.done for row in rows):
+                return cache
             mask = self._crop(cache, torch.cat([mask, in_use], dim=1))
             for row, used in zip(rows, mask.sum(-1).tolist(), strict=True):
                 row.num_cached = used
-                row.block = [row.token_ids[-1]]
-                row.num_draft = 0
-                if not row.done:
-                    self._draft(row, generation_config)
-            real = mask.new_ones((len(rows), 1))
-        return cache
+                self._draft(row, generation_config)
+            blocks = [row.block for row in rows]
 
     def _crop(self, cache: Any, mask: torch.Tensor) -> torch.Tensor:
         """Cut off the slots at the end that no row uses."""
@@ -277,38 +289,55 @@ class _Drafting:
         return mask[:, :-unused]
 
     def _draft(self, row: _Row, generation_config: Any) -> None:
-        if row.matcher is None or row.matcher.is_terminated():
+        row.draft = []
+        if row.done or row.matcher is None or row.drafter is None:
             return
         room = generation_config.max_length - len(row.token_ids) - 1
-        guided = _guided_of(row.processors)
-        draft = propose_draft(
-            row.matcher, guided.vocabulary, guided.spell_text, row.lookup, min(self._num_draft_tokens, room)
-        )
-        row.block += draft
-        row.num_draft = len(draft)
+        row.draft = row.drafter.propose(row.matcher, min(self._num_draft_tokens, room))
 
     def _verify(
         self, row: _Row, logits: torch.Tensor, stopping_criteria: Any, generation_config: Any, device: torch.device
     ) -> int:
         """Append what the model chooses, as long as the draft agrees; return how much of the draft was right."""
-        if row.done:
-            return 0
-        draft = row.block[len(row.block) - row.num_draft :] if row.num_draft else []
-        for position in range(len(draft) + 1):
+        known = len(row.token_ids)
+        right = 0
+        while True:
             ids = torch.tensor([row.token_ids], device=device)
-            raw = logits[position : position + 1].to(copy=True, dtype=torch.float32, device=device)
+            raw = logits[right : right + 1].to(copy=True, dtype=torch.float32, device=device)
             scores = row.processors(ids, raw)
             if generation_config.do_sample:
                 chosen = int(torch.multinomial(scores.softmax(dim=-1), num_samples=1))
             else:
                 chosen = int(scores.argmax(dim=-1))
-            row.append(chosen)
-            if self._streamer is not None:
-                self._streamer.put(torch.tensor([chosen]))
-            row.done = bool(stopping_criteria(torch.tensor([row.token_ids], device=device), scores)[0])
-            if row.done or position == len(draft) or chosen != draft[position]:
-                return position
-        return len(draft)
+            self._append(row, chosen, stopping_criteria, scores)
+            if row.done or right == len(row.draft) or chosen != row.draft[right]:
+                break
+            right += 1
+        while self._skips and not row.done and (only := self._only_token(row)) is not None:
+            self._append(row, only, stopping_criteria, None)
+        if row.drafter is not None:
+            row.drafter.extend(row.token_ids[known:])
+        return right
+
+    def _append(self, row: _Row, token_id: int, stopping_criteria: Any, scores: Any) -> None:
+        row.append(token_id)
+        if self._streamer is not None:
+            self._streamer.put(torch.tensor([token_id]))
+        ids = torch.tensor([row.token_ids], device=None if scores is None else scores.device)
+        row.done = bool(stopping_criteria(ids, scores)[0])
+
+    def _only_token(self, row: _Row) -> int | None:
+        """Return the token that alone is legal: the model need not be asked for it."""
+        if row.matcher is None or row.matcher.is_terminated():
+            return None
+        bitmask = allocate_token_bitmask(1, _guided_of(row.processors).vocabulary.vocab_size)
+        row.matcher.fill_next_token_bitmask(bitmask, 0)
+        legal = legal_columns(bitmask[0], bitmask.shape[1] * 32).nonzero()[0]
+        return int(legal[0]) if len(legal) == 1 else None
+
+
+def _given(model_kwargs: dict[str, Any]) -> bool:
+    return model_kwargs.get("attention_mask") is not None
 
 
 def _guided_of(processors: Sequence[Any]) -> GuidedLogitsProcessor:
@@ -353,6 +382,9 @@ def _why_not(
         return "past_key_values already holds tokens"
     if any(getattr(layer, "is_sliding", False) for layer in getattr(cache, "layers", ())):
         return "the model's attention slides, and slots of refused drafts would count in its window"
+    mask = model_kwargs.get("attention_mask")
+    if mask is not None and (mask.dim() != 2 or bool((mask.diff(dim=1) < 0).any())):
+        return "the attention mask does more than leave out padding on the left"
     for name in _OUTPUT_OPTIONS:
         if getattr(generation_config, name, False):
             return f"{name} needs one forward pass a token"

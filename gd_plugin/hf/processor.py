@@ -19,7 +19,6 @@ from transformers import LogitsProcessor
 from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.grammars.backends.registry import CompiledGrammar
 from gd_plugin.grammars.compiler import shared_factory
-from gd_plugin.grammars.spelling import Speller
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.guide import Guide
 from gd_plugin.hf.budget import Budget
@@ -91,7 +90,6 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         # logits of any other width belong to another vocabulary; unknown without a model
         self._model_width = self.vocabulary.vocab_size if model is not None else None
         self._forced_start_possible = forced_start_possible(model)
-        self._tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         self._finish_ids = generation_stop_ids(model, self.vocabulary)
         self._ban_options = ban_options_text(model)
         self._root = self
@@ -244,17 +242,6 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         for index, row in enumerate(rows):
             if row._session is not None:
                 self._session.take_reports(index, row._session)
-
-    def spell_text(self, text: bytes) -> Sequence[int]:
-        """Return the tokenizer's own tokens for `text`, or as few as possible where it cannot say."""
-        if self._tokenizer is not None and hasattr(self._tokenizer, "encode"):
-            try:
-                ids: list[int] = self._tokenizer.encode(text.decode(), add_special_tokens=False)
-                if self.vocabulary.decode(ids) == text:
-                    return ids
-            except (UnicodeDecodeError, TypeError):
-                pass  # half a character, or a tokenizer of another make
-        return Speller.of(self.vocabulary).spell(text) or ()
 
     def _new_budget(self, num_rows: int) -> Budget | None:
         if self._max_new_tokens is None:
