@@ -102,7 +102,7 @@ class _Rule:
             first.discard(b"\\")
         if len(first) != 1 or b"" in first:
             return None
-        return next(iter(first))[0]
+        return int(next(iter(first))[0])
 
 
 class CanonicalMatcher(GrammarMatcher):

@@ -22,7 +22,7 @@ _SHORTEST_MATCH = 1
 # tokens copied at once; further off, a copy is seldom right
 _MAX_COPIED = 10
 # a guess that has brought fewer tokens a time is made only now and then: a wider pass costs up to 1.6 narrow ones
-_WORTHWHILE = 0.6
+_WORTHWHILE = 0.3
 _RETRY = 12
 # how fast old guesses are forgotten
 _MEMORY = 0.85
@@ -119,7 +119,7 @@ class Drafter:
         self._speller = Speller.of(vocabulary)
         self._lookup = _Lookup() if prompt_lookup else None
         self._bitmask = allocate_token_bitmask(1, vocabulary.vocab_size)
-        self._guesses = {"copy": _Guess(2.0), "end": _Guess(2.0)}
+        self._guesses = {"copy": _Guess(5.0), "end": _Guess(5.0)}
         # token the tokenizer would write -> token this model writes in its place
         self._habits: dict[int, int] = {}
         # of the last draft: its tokens, those the tokenizer would have written, and the kind of guess they came by

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import gd_plugin as gd
+from gd_plugin.grammars.closing import find_certificate
 from tests.judges import CASES, Case
 
 CONFIG = gd.GuidedDecodingConfig(canonical_forcing=True, whitespace="compact")
@@ -96,18 +97,11 @@ def test_forced_keys_have_the_tokenizers_spelling(factory: gd.GrammarMatcherFact
     text = factory.vocabulary.decode(history).decode()
     assert re.match(r'\{"identification_number":"seventeen","description_of_item', text)
     assert history == smollm2_tokenizer.encode(text, add_special_tokens=False)
-    while not matcher.is_terminated():
-        ends = [
-            i
-            for i in legal_tokens(matcher, factory.vocabulary)
-            if factory.vocabulary.tokens[i] in (b'"', b'"}', b"}", b"")
-        ]
-        matcher.accept_token(ends[0])
-        history.append(ends[0])
-    assert json.loads(factory.vocabulary.decode(history[:-1])) == {
-        "identification_number": 7,
-        "description_of_item": "",
-    }
+    certificate = find_certificate(matcher, factory.vocabulary)
+    assert certificate is not None
+    assert matcher.validate_tokens(certificate) == len(certificate)
+    whole = json.loads(factory.vocabulary.decode([*history, *certificate[:-1]]))
+    assert whole == {"identification_number": "seventeen", "description_of_item": ""}
 
 
 def test_a_vocabulary_without_tokenizer_is_spelled_with_few_tokens() -> None:
