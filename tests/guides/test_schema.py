@@ -61,6 +61,15 @@ CASES = {
         {"type": "array", "items": {"type": ["integer", "null"]}, "contains": {"type": "null"}, "minContains": 2, "maxContains": 3},
         [[], [None], [None, 1, None], [None, None, None], [None] * 4],
     ),
+    "contains at most": ({"contains": {"type": "integer"}, "maxItems": 2}, [[], [1], [1, 2], ["a", 1], ["a"], [1, 2, 3]]),
+    "maxContains alone": ({"contains": {"type": "integer"}, "maxContains": 1}, [[], [1], [1, 2], ["a", 1], ["a"]]),
+    "contains nothing else": ({"items": {"type": "integer"}, "contains": True, "maxContains": 2}, [[], [1], [1, 2], [1, 2, 3]]),
+    "not of a keyword of one type": (
+        {"anyOf": [{"type": "null"}, {"type": "string", "not": {"propertyNames": {"minLength": 2}}}]},
+        ["a", None, {}, {"a": 1}],
+    ),
+    "if of a format": ({"type": "integer", "if": {"format": "uri"}, "then": {"minimum": 3}}, [2, 3, "x"]),
+    "oneOf with one type's keyword": ({"type": "boolean", "oneOf": [{"propertyNames": {"minLength": 2}}, {"type": "null"}]}, [True, None]),
     "uniqueItems": ({"type": "array", "items": {"enum": ["a", "b", 1]}, "uniqueItems": True}, [[], ["a", "b"], ["a", "a"], [1, "b"]]),
     "required alone": ({"type": "object", "required": ["q"]}, [{}, {"q": 1}, {"a": 1, "q": 2}]),
     "properties": (
@@ -215,6 +224,11 @@ def test_admits_every_spelling(schema, text):
     [
         ({"type": "string"}, '"\\ud83d"'),
         ({"type": "string"}, '"a\tb"'),
+        ({"contains": {"type": "integer"}, "maxItems": 2}, "[1,2]]"),
+        ({"maxProperties": 1}, '{"a":1}}'),
+        ({"type": "number", "maximum": 2**63 - 1}, "9223372036854775807.0"),
+        ({"type": "number", "exclusiveMaximum": 1}, "0.99999999999999999999"),
+        ({"const": 2**53 + 1}, "9007199254740993.0"),
         ({"properties": {"a": {"type": "null"}}}, '{"\\u0061":1}'),
         ({"type": "integer"}, "1e-2"),
         ({"type": "integer"}, "01"),

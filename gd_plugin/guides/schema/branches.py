@@ -44,7 +44,7 @@ from gd_plugin.guides.schema.terms import (
     Unique,
 )
 
-__all__ = ["Branch", "GraphView", "refusal"]
+__all__ = ["Branch", "GraphView", "least", "refusal"]
 
 _MAX_KEY_CLASSES = 24
 _MAX_PREFIX = 300
@@ -121,12 +121,12 @@ class Branch:
             self.texts = [both(*self.texts, term.language)]
             self._drop_if("string", self.texts[0] == EMPTY)
         elif isinstance(term, ItemCount):
-            self.item_count = ItemCount(max(self.item_count.low, term.low), _least(self.item_count.high, term.high))
+            self.item_count = ItemCount(max(self.item_count.low, term.low), least(self.item_count.high, term.high))
             self._drop_if("array", _crossed(self.item_count))
         elif isinstance(term, MemberCount):
             count = self.member_count
             pointer = term.pointer if term.low > count.low else count.pointer
-            self.member_count = MemberCount(max(count.low, term.low), _least(count.high, term.high), pointer)
+            self.member_count = MemberCount(max(count.low, term.low), least(count.high, term.high), pointer)
             self._drop_if("object", _crossed(self.member_count))
         elif isinstance(term, Required):
             self.required.update(dict.fromkeys(term.keys))
@@ -212,13 +212,13 @@ class Branch:
                 rest = _join((rest, term.conjunction))
         low, high = self.item_count.low, self.item_count.high
         if NEVER[0] in rest:
-            high = _least(high, len(prefix))
+            high = least(high, len(prefix))
         if high is not None:
             prefix = prefix[:high]
             if low > high:
                 return None
         contains = self._contains(graph, prefix, rest)
-        if contains is not None and high is not None and contains.low > high:
+        if contains is not None and any(top is not None and contains.low > top for top in (high, contains.high)):
             return None
         choices = self._choices(graph, prefix, rest, high)
         closed = NEVER[0] in rest or (high is not None and high <= len(prefix))
@@ -387,7 +387,8 @@ def _join(parts: "Iterator[Conjunction] | list[Conjunction] | tuple[Conjunction,
     return tuple(dict.fromkeys(term for part in parts for term in part))
 
 
-def _least(a: int | None, b: int | None) -> int | None:
+def least(a: int | None, b: int | None) -> int | None:
+    """The lower of two limits; None is no limit."""
     return b if a is None else a if b is None else min(a, b)
 
 

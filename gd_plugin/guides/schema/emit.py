@@ -156,19 +156,42 @@ class _Writer:
                 keyword="contains",
             )
         prefix = f"c{len(self.rules)}"
-        for count in range(top_length + 1):
-            for found in range(width):
-                options = []
+
+        def fits(count: int, found: int) -> bool:
+            """Whether the array may end here."""
+            enough = count >= max(shape.low, 1) and found >= contains.low
+            return enough and (high is None or count <= high) and (contains.high is None or found <= contains.high)
+
+        def steps(count: int, found: int) -> list[tuple[int, int, int]]:
+            """Nodes of a next item, and the state behind it."""
+            if high is not None and count >= high:
+                return []
+            more = min(count + 1, top_length)
+            following = [(contains.others, more, found)]
+            if contains.high is None or found < contains.high:
+                following.append((contains.node, more, min(found + 1, top_hits)))
+            return following
+
+        states = [(count, found) for count in range(top_length, -1, -1) for found in range(width - 1, -1, -1)]
+        # a state from which the array cannot end has no rule
+        alive: set[tuple[int, int]] = set()
+        grown = -1
+        while grown < len(alive):
+            grown = len(alive)
+            for state in states:
+                if fits(*state) or any(step[1:] in alive for step in steps(*state)):
+                    alive.add(state)
+        if (0, 0) not in alive:
+            return ""
+        for count, found in states:
+            if (count, found) in alive:
                 comma = "COMMA " if count else ""
-                if high is None or count < high:
-                    more = min(count + 1, top_length)
-                    options.append(f"{comma}n{contains.others} {prefix}x{more}x{found}")
-                    if contains.high is None or found < contains.high:
-                        options.append(f"{comma}n{contains.node} {prefix}x{more}x{min(found + 1, top_hits)}")
-                fits = found >= contains.low and (contains.high is None or found <= contains.high)
-                if count and count >= shape.low and (high is None or count <= high) and fits:
-                    options.append("CLOSE_ARRAY")
-                self.rule(f"{prefix}x{count}x{found}", options or ['"]" "]"'])
+                options = [
+                    f"{comma}n{node} {prefix}x{more}x{hit}"
+                    for node, more, hit in steps(count, found)
+                    if (more, hit) in alive
+                ]
+                self.rule(f"{prefix}x{count}x{found}", options + ["CLOSE_ARRAY"] * fits(count, found))
         return f"{prefix}x0x0"
 
     def object(self, shape: ObjectShape) -> str:
@@ -249,17 +272,16 @@ class _CountedMembers:
 
     def first(self) -> str:
         """Everything behind the opening brace."""
-        places = len(self.shape.declared)
-        for place in range(places, -1, -1):
-            for kind in ("s", "r"):
-                for count in range(self.top + 1):
-                    self._make(kind, place, count)
-        for place in range(places, -1, -1):
+        for place in range(len(self.shape.declared), -1, -1):
+            for count in range(self.top, -1, -1):
+                self._make("s", place, count)
+                self._make("r", place, count)
+        for place in range(len(self.shape.declared), -1, -1):
             self._make("f", place, 0)
         options = [self.made["f", 0, 0]]
-        if self.extra and self._room(0):
+        if self.extra and self._room(0) and self.made["r", 0, self._more(0)]:
             options.append(f"{self.extra} {self.made['r', 0, self._more(0)]}")
-        return self.writer.new_rule(options)
+        return self.writer.new_rule([option for option in options if option])
 
     def _room(self, count: int) -> bool:
         return self.most is None or count < self.most
@@ -268,44 +290,38 @@ class _CountedMembers:
         return min(count + 1, self.top)
 
     def _make(self, kind: str, place: int, count: int) -> None:
-        """`f`: nothing is written yet; `s`: the next is a declared key or the end; `r`: or an extra key."""
-        writer, declared = self.writer, self.shape.declared
-        name = f"{kind}{len(writer.rules)}"
-        if kind == "r":
-            if not self.extra or not self._room(count):
-                self.made[kind, place, count] = self.made["s", place, count]
-                return
-            more = self._more(count)
-            following = name if more == count else f"{name}_{more}"
-            options = [self.made["s", place, count], f"COMMA {self.extra} {following}"]
-            if more != count:
-                self._extras(name, place, more)
-        elif place == len(declared):
-            closing = '"}"' if kind == "f" else "CLOSE_OBJECT"
-            options = [closing] if count >= self.shape.low else []
+        """`f`: nothing is written yet; `s`: the next is a declared key or the end; `r`: or an extra key.
+
+        A state from which the object cannot end has no rule: its name is empty.
+        """
+        name = f"{kind}{len(self.writer.rules)}"
+        options = self._extra_options(name, place, count) if kind == "r" else self._options(kind, place, count)
+        if options == [self.made.get(("s", place, count))]:
+            self.made[kind, place, count] = options[0]
         else:
-            key, node, must = declared[place]
-            options = []
-            if self._room(count):
-                comma = "" if kind == "f" else "COMMA "
-                options.append(f"{comma}{writer.key(key)} n{node} {self._behind(place + 1, self._more(count))}")
-            if not must and self.made[kind, place + 1, count]:
-                options.append(self.made[kind, place + 1, count])
-        self.made[kind, place, count] = writer.rule(name, [o for o in options if o] or ['"}" "}"'])
+            self.made[kind, place, count] = self.writer.rule(name, options) if options else ""
 
-    def _behind(self, place: int, count: int) -> str:
-        return self.made["r", place, count]
+    def _extra_options(self, name: str, place: int, count: int) -> list[str]:
+        options = [self.made["s", place, count]] if self.made["s", place, count] else []
+        more = self._more(count)
+        following = self.made["r", place, more] if more != count else name if options else ""
+        if self.extra and self._room(count) and following:
+            options.append(f"COMMA {self.extra} {following}")
+        return options
 
-    def _extras(self, name: str, place: int, count: int) -> None:
-        """Chain of rules for one more extra key, up to the greatest count."""
-        last = count
-        while last <= self.top:
-            options = [self.made["s", place, last]]
-            if self._room(last):
-                following = min(last + 1, self.top)
-                options.append(f"COMMA {self.extra} {name}_{following}")
-            self.writer.rule(f"{name}_{last}", options)
-            last += 1
+    def _options(self, kind: str, place: int, count: int) -> list[str]:
+        declared = self.shape.declared
+        if place == len(declared):
+            return ['"}"' if kind == "f" else "CLOSE_OBJECT"] if count >= self.shape.low else []
+        key, node, must = declared[place]
+        options = []
+        behind = self.made["r", place + 1, self._more(count)]
+        if self._room(count) and behind:
+            comma = "" if kind == "f" else "COMMA "
+            options.append(f"{comma}{self.writer.key(key)} n{node} {behind}")
+        if not must and self.made[kind, place + 1, count]:
+            options.append(self.made[kind, place + 1, count])
+        return options
 
 
 def _times(low: int, high: int | None) -> str:

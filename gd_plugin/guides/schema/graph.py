@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from gd_plugin.errors import GuideTooLargeError, UnsatisfiableGuideError, UnsupportedGuideError
 from gd_plugin.guides.report import Problem
-from gd_plugin.guides.schema.branches import Branch, GraphView
+from gd_plugin.guides.schema.branches import Branch, GraphView, least
 from gd_plugin.guides.schema.document import Document
 from gd_plugin.guides.schema.languages import EMPTY, Language, Words, alt
 from gd_plugin.guides.schema.numbers import Numbers
@@ -319,6 +319,10 @@ def _trim_array(shape: ArrayShape, alive: set[int]) -> ArrayShape | None:
             if contains is None:
                 rest, high = None, 0
                 return None if shape.low else ArrayShape((), None, 0, 0)
+        elif contains.others not in alive:
+            # every item is one of those that are counted
+            low, high = max(shape.low, contains.low), least(high, contains.high)
+            return None if high is not None and low > high else ArrayShape((), contains.node, low, high)
         elif rest is None:
             return None if contains.low else ArrayShape(prefix, None, shape.low, high)
     return ArrayShape(prefix, rest, shape.low, high, contains, choices)

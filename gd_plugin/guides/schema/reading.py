@@ -232,11 +232,15 @@ class Reader:
                 options.extend(_NEGATIONS[keyword](self, place))
             elif keyword in ("unevaluatedProperties", "unevaluatedItems"):
                 kind = "object" if keyword == "unevaluatedProperties" else "array"
-                options.append((self._refuse(kind, place, keyword, "has no complement that can be written"),))
+                options.append(self._refusal(kind, place, keyword, "has no complement that can be written"))
         return (Choice(tuple(options)),)
 
     def _refuse(self, kind: str, place: Subschema, keyword: str, message: str) -> Refuse:
         return Refuse(kind, f"{place.pointer}/{keyword}", keyword, message)
+
+    def _refusal(self, kind: str, place: Subschema, keyword: str, message: str) -> Conjunction:
+        """A value of the type `kind`, refused: the complement of a keyword that speaks of that type alone."""
+        return (Types(frozenset({kind})), self._refuse(kind, place, keyword, message))
 
     def invert(self, conjunction: Conjunction) -> Conjunction:
         """The complement of a subschema's term."""
@@ -421,7 +425,7 @@ def _not_format(reader: Reader, place: Subschema) -> list[Conjunction]:
     name, term = place.value["format"], terms[0]
     if isinstance(term, Text) and name in COMPLEMENTED:
         return [(Types(frozenset({"string"})), Text(negate(term.language)))]
-    return [(reader._refuse("string", place, "format", f"{name!r} has no complement that can be written"),)]
+    return [reader._refusal("string", place, "format", f"{name!r} has no complement that can be written")]
 
 
 def _read_items(reader: Reader, place: Subschema, scopes: _Scopes) -> Conjunction:
@@ -465,7 +469,7 @@ def _not_items(keyword: str) -> Callable[[Reader, Subschema], list[Conjunction]]
                 options.append((array, ItemCount(len(term.prefix) + 1)))
             elif term.rest:
                 if term.prefix:
-                    options.append((reader._refuse("array", place, "items", "behind fixed items has no complement"),))
+                    options.append(reader._refusal("array", place, "items", "behind fixed items has no complement"))
                 else:
                     other = reader.invert(term.rest)
                     options.append((array, ContainsItem(other, (), 1, None, f"{place.pointer}/items")))
@@ -541,9 +545,9 @@ def _not_members(keyword: str) -> Callable[[Reader, Subschema], list[Conjunction
     def negation(reader: Reader, place: Subschema) -> list[Conjunction]:
         options: list[Conjunction] = []
         for term in _read_members_once(keyword)(reader, place, ()):
-            if not isinstance(term, Members):
-                return [(term,)]
             kind = Types(frozenset({"object"}))
+            if not isinstance(term, Members):
+                return [(kind, term)]
             for key, item in term.named:
                 other = Members(((key, reader.invert(item)),), declares=False)
                 options.append((kind, Required((key,)), other))
@@ -553,7 +557,7 @@ def _not_members(keyword: str) -> Callable[[Reader, Subschema], list[Conjunction
                     language = compile_pattern(pattern).narrow
                     options.append((kind, KeyOutside(language, place.pointer, "patternProperties")))
                 elif item != ():
-                    options.append((reader._refuse("object", place, "patternProperties", "has no complement"),))
+                    options.append(reader._refusal("object", place, "patternProperties", "has no complement"))
             if term.additional == NEVER:
                 outside = [negate(words(key for key, _ in term.named))]
                 outside.extend(negate(compile_pattern(pattern).wide) for pattern, _ in term.patterns)
@@ -562,7 +566,7 @@ def _not_members(keyword: str) -> Callable[[Reader, Subschema], list[Conjunction
                     language = both(language, part)
                 options.append((kind, KeyOutside(language, place.pointer, "additionalProperties")))
             elif term.additional:
-                options.append((reader._refuse("object", place, "additionalProperties", "has no complement"),))
+                options.append(reader._refusal("object", place, "additionalProperties", "has no complement"))
         return options
 
     return negation
@@ -708,7 +712,7 @@ def _read_unique(reader: Reader, place: Subschema, scopes: _Scopes) -> Conjuncti
 def _not_unique(reader: Reader, place: Subschema) -> list[Conjunction]:
     if place.value["uniqueItems"] is not True:
         return []
-    return [(reader._refuse("array", place, "uniqueItems", "has no complement that can be written"),)]
+    return [reader._refusal("array", place, "uniqueItems", "has no complement that can be written")]
 
 
 def _not_counts(keyword: str) -> Callable[[Reader, Subschema], list[Conjunction]]:
@@ -718,6 +722,15 @@ def _not_counts(keyword: str) -> Callable[[Reader, Subschema], list[Conjunction]
         return [] if terms is None else [(Types(frozenset({kind})), *terms)]
 
     return negation
+
+
+def _not_property_names(reader: Reader, place: Subschema) -> list[Conjunction]:
+    names = reader.child(place, place.value["propertyNames"], "propertyNames")
+    if names == ():
+        return []
+    if names == NEVER:
+        return [(Types(frozenset({"object"})), MemberCount(1))]
+    return [reader._refusal("object", place, "propertyNames", "has no complement that can be written")]
 
 
 _READERS: dict[str, Callable[[Reader, Subschema, _Scopes], Conjunction]] = {
@@ -810,9 +823,7 @@ _NEGATIONS: dict[str, Callable[[Reader, Subschema], list[Conjunction]]] = {
     ],
     "minProperties": _not_counts("minProperties"),
     "maxProperties": _not_counts("maxProperties"),
-    "propertyNames": lambda reader, place: [
-        (reader._refuse("object", place, "propertyNames", "has no complement that can be written"),)
-    ],
+    "propertyNames": _not_property_names,
     "$ref": _not_reference("$ref"),
     "$dynamicRef": _not_reference("$dynamicRef"),
     "$recursiveRef": _not_reference("$recursiveRef"),

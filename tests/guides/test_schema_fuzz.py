@@ -1,0 +1,32 @@
+"""Random schemas: what is admitted is valid, and every random walk ends in a valid instance. A refusal is allowed."""
+
+import json
+import random
+
+import pytest
+from tests.fuzz import pick
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.schemas import Texts, is_valid, schemas, spellings, values, walk
+
+import gd_plugin as gd
+
+pytest.importorskip("llguidance")
+
+
+@settings(max_examples=pick(ci=60, long=5000))
+@given(schema=schemas(), instances=st.lists(values(), min_size=1, max_size=12), seed=st.integers(0, 1 << 32))
+def test_nothing_invalid_is_admitted(schema, instances, seed):
+    try:
+        texts = Texts(schema)
+    except gd.GuideError:
+        return
+    for instance in instances:
+        for text in spellings(instance):
+            assert not texts.admits(text) or is_valid(schema, instance), text
+    rng = random.Random(seed)
+    for _ in range(3):
+        texts.matcher.reset()
+        text = walk(texts.matcher, rng)
+        assert text is not None, "a dead end"
+        assert is_valid(schema, json.loads(text)), text
