@@ -1,6 +1,6 @@
 """JSON Schemas for tests: strategies that make them, random walks through their guides, and a judge that knows no engine.
 
-The judge is `jsonschema` with its `FormatChecker`, by the draft that a schema names.
+The judge is `jsonschema` with the `FormatChecker` of the draft, by the draft that a schema names.
 """
 
 import json
@@ -13,10 +13,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 import gd_plugin as gd
-from gd_plugin.grammars.closing import find_certificate
 from gd_plugin.masks.bitmask import legal_columns
 
-__all__ = ["BYTES", "Texts", "is_valid", "schemas", "spellings", "values", "walk"]
+__all__ = ["BYTES", "Texts", "hints", "is_valid", "schemas", "spellings", "values", "walk"]
 
 BYTES = gd.Vocabulary.from_bytes([bytes([value]) for value in range(256)] + [None], stop_token_ids=[256])
 
@@ -47,7 +46,8 @@ _FORMATS = ["date", "time", "date-time", "uuid", "ipv4", "email", "hostname", "u
 def is_valid(schema: Any, instance: Any) -> bool:
     """Whether the judge accepts `instance`."""
     cls = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    return bool(cls(schema, format_checker=jsonschema.FormatChecker()).is_valid(instance))
+    # the checker of the draft: the one of no draft reads "time" as draft 3 did
+    return bool(cls(schema, format_checker=cls.FORMAT_CHECKER).is_valid(instance))
 
 
 def spellings(instance: Any) -> list[str]:
@@ -74,10 +74,11 @@ class Texts:
         return all(self.matcher.accept_token(byte) for byte in text.encode()) and self.matcher.is_accepting()
 
 
-def walk(matcher: gd.GrammarMatcher, rng: random.Random, free: int = 60) -> bytes | None:
+def walk(matcher: gd.GrammarMatcher, rng: random.Random, free: int = 60, hints: tuple[bytes, ...] = ()) -> bytes | None:
     """A text of the guide: `free` random legal bytes or until it ends by chance, then mostly bytes that lead to an end.
 
-    None is a dead end. Bytes are drawn by kind first, so that quotes and brackets are not lost among letters.
+    None is a dead end, nothing is an end that was not found. Bytes are drawn by kind first, so that quotes and brackets
+    are not lost among letters. `hints` are texts that may lead to an end.
     """
     text = bytearray()
     row = gd.allocate_token_bitmask(1, BYTES.vocab_size)
@@ -86,20 +87,34 @@ def walk(matcher: gd.GrammarMatcher, rng: random.Random, free: int = 60) -> byte
         legal = set(np.flatnonzero(legal_columns(row[0], BYTES.vocab_size)).tolist())
         if not legal:
             return None
-        if len(text) == free + 200:
-            # the search is slow where much is open, so it comes after chance has closed the most
-            ending = find_certificate(matcher, BYTES)
-            if ending is not None:
-                return bytes(text) + bytes(ending[:-1])
         closing = len(text) >= free and rng.random() < 0.7
         if 256 in legal and (closing or len(legal) == 1 or rng.random() < 0.3):
             return bytes(text)
         kinds = [kind for kind in (legal.intersection(kind) for kind in _KINDS) if kind]
-        byte = next((byte for byte in _CLOSERS if byte in legal), None) if closing else None
-        byte = rng.choice(sorted(rng.choice(kinds))) if byte is None else byte
-        matcher.accept_token(byte)
-        text.append(byte)
-    return None
+        taken = bytes([rng.choice(sorted(rng.choice(kinds)))])
+        if closing:
+            whole = [hint for hint in hints if matcher.validate_tokens(list(hint)) == len(hint)]
+            ends = [bytes([byte]) for byte in _CLOSERS if byte in legal]
+            taken = rng.choice(whole) if whole and rng.random() < 0.6 else (ends or [taken])[0]
+        for byte in taken:
+            matcher.accept_token(byte)
+        text += taken
+    return b""
+
+
+def hints(schema: Any) -> tuple[bytes, ...]:
+    """Every text in a schema, as JSON."""
+    found: set[str] = set()
+    stack = [schema]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, dict):
+            stack.extend([*value, *value.values()])
+        elif isinstance(value, list):
+            stack.extend(value)
+        elif isinstance(value, str):
+            found.add(json.dumps(value))
+    return tuple(text.encode() for text in sorted(found))
 
 
 def values() -> st.SearchStrategy[Any]:

@@ -24,7 +24,8 @@ _DATE = f"({_YEAR}-{_MONTH_DAY}|{_LEAP_YEAR}-02-29)"
 _TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]+)?([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _LABEL = "[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 # a last label of digits alone would be an address
-_HOST = f"({_LABEL}\\.)*[a-zA-Z]([a-zA-Z0-9-]{{0,61}}[a-zA-Z0-9])?"
+_LAST_LABEL = "([0-9][0-9-]{0,20})?[a-zA-Z]([a-zA-Z0-9-]{0,40}[a-zA-Z0-9])?"
+_HOST = f"({_LABEL}\\.)*{_LAST_LABEL}"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = f"{_BYTE}(\\.{_BYTE}){{3}}"
 _H16 = "[0-9a-fA-F]{1,4}"
@@ -71,8 +72,9 @@ _CLOCK = f"T({_HOUR}|{_MINUTE}|{_SECOND})"
 _DAY = "[0-9]+D"
 _MONTH = f"[0-9]+M({_DAY})?"
 _YEARS = f"[0-9]+Y({_MONTH})?"
-_VARNAME = "([a-zA-Z0-9_]|%[0-9a-fA-F]{2})+(\\.([a-zA-Z0-9_]|%[0-9a-fA-F]{2})+)*"
-_VARSPEC = f"{_VARNAME}(:[1-9][0-9]{{0,3}}|\\*)?"
+# percent-encoded names are read by few programs
+_VARNAME = "[a-zA-Z0-9_]+(\\.[a-zA-Z0-9_]+)*"
+_VARSPEC = f"{_VARNAME}(:[1-9][0-9]{{0,2}}|\\*)?"
 _POINTER = "(/([^~/]|~[01])*)*"
 _COLOURS = "aqua|black|blue|fuchsia|gray|green|lime|maroon|navy|olive|orange|purple|red|silver|teal|white|yellow"
 
@@ -86,7 +88,7 @@ FORMATS: dict[str, str] = {
     "hostname": _HOST,
     "host-name": _HOST,
     # the part of it that every registry takes
-    "idn-hostname": "([a-z0-9]{1,63}\\.)*[a-z][a-z0-9]{0,62}",
+    "idn-hostname": "([a-z0-9]{1,20}(-[a-z0-9]{1,20}){0,2}\\.)*[a-z][a-z0-9]{0,19}(-[a-z0-9]{1,20}){0,2}",
     "ipv4": _IPV4,
     "ip-address": _IPV4,
     "ipv6": _IPV6,
@@ -97,7 +99,8 @@ FORMATS: dict[str, str] = {
     "uri-template": f"([!#$&(-;=?-\\[\\]_a-z~]|%[0-9a-fA-F]{{2}}|\\{{[+#./;?&]?{_VARSPEC}(,{_VARSPEC})*\\}})*",
     "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
     "json-pointer": _POINTER,
-    "relative-json-pointer": f"(0|[1-9][0-9]*)(#|{_POINTER})",
+    # some validators take a 0 that is not the last digit for a leading one
+    "relative-json-pointer": f"(0|[1-9]+0?)(#|{_POINTER})",
     "color": f"#[0-9a-fA-F]{{3}}|#[0-9a-fA-F]{{6}}|{_COLOURS}",
 }
 _MAX_LENGTHS = {"hostname": 253, "host-name": 253, "idn-hostname": 253, "email": 254, "idn-email": 254}
