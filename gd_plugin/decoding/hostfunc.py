@@ -107,13 +107,17 @@ def _forget(keys: Iterable[int]) -> None:
             _entries.pop(key, None)
 
 
+def _ignore(error: BaseException) -> None:
+    """An orphan has nobody left to tell: whatever launched it may be gone, and must not be kept for this."""
+
+
 def _release(keys: list[tuple[int, list[int]]]) -> None:
     """Replace captured functions by their orphans, whose keys go to the given lists, and forget those without one."""
     with _lock:
         for key, orphans in keys:
             entry = _entries.pop(key, None)
             if entry is not None and entry.orphan is not None:
-                _entries[key] = _Entry(entry.orphan, entry.on_error, True)
+                _entries[key] = _Entry(entry.orphan, _ignore, True)
                 orphans.append(key)
         keys.clear()
 

@@ -3,6 +3,7 @@
 And a device that puts all of its work there, so that decoders run with real threads and the real interpreter lock.
 """
 
+import gc
 import shutil
 import subprocess
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import torch
 
+from gd_plugin.decoding import hostfunc
 from gd_plugin.decoding.hostfunc import HostFunctionHandle, HostFunctions
 
 # A launch waits while a function is in flight, as the driver's own lock does: with the interpreter lock held that hangs.
@@ -77,6 +79,12 @@ def build_driver(folder):
         ["cc", "-O1", "-shared", "-fPIC", "-pthread", "-o", "libdriver.so", "driver.c"], cwd=folder, check=True
     )
     return folder / "libdriver.so"
+
+
+def num_registered():
+    """Host functions that are registered, without those that only wait to be collected."""
+    gc.collect()
+    return hostfunc.num_registered()
 
 
 class ThreadedDevice:

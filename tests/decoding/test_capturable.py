@@ -13,10 +13,11 @@ import torch
 from hypothesis import settings
 
 import gd_plugin as gd
-from gd_plugin.decoding.hostfunc import load_driver, num_registered
+from gd_plugin.decoding.hostfunc import load_driver
 from gd_plugin.masks.device import CpuDevice
 from gd_plugin.testing import SimulatedDevice
 from tests.decoding import fake_driver
+from tests.decoding.fake_driver import num_registered
 from tests.decoding.test_state_machine import Schedules
 from tests.fuzz import LONG, pick
 
@@ -142,7 +143,7 @@ def test_a_pending_warm_up_replay_does_not_take_the_next_batch(kit):
                 decoder.add_batch([kit.generation(GUIDE, text)])
             for _ in range(2):
                 graph.replay()
-                device.launch(lambda s=seen: s.append(finite(kit, logits)[0]), device.main(), reads=[logits])
+                device.launch(lambda s=seen, x=logits: s.append(finite(kit, x)[0]), device.main(), reads=[logits])
         device.check()
         assert seen == [{"a", "b"}] * 2 + [{"c", "</s>"}] * 2
 
@@ -153,13 +154,16 @@ def test_a_batch_that_nobody_runs_is_skipped(kit):
     for text in "ca":
         decoder.add_batch([kit.generation(GUIDE, text)])
     logits = torch.zeros(1, kit.PADDED)
-    assert decoder.execute(logits) == [] and finite(kit, logits) == [{"a", "b"}]
+    assert decoder.execute(logits) == []
+    device.check()
+    assert finite(kit, logits) == [{"a", "b"}]
 
 
 def test_tickets_begin_anew(kit):
     device = CpuDevice()
     decoder = started(kit, device, drafts=0)
-    for _ in range(1100):
+    decoder._callbacks._last_ticket = 1015
+    for _ in range(20):
         decoder.add_batch([kit.generation(GUIDE, "a")])
         logits = torch.zeros(1, kit.PADDED)
         assert decoder.execute(logits) == [] and finite(kit, logits) == [{"a", "b"}]
@@ -442,3 +446,383 @@ def test_two_models_with_batches_of_their_own(kit):
         assert decoder.grammar_matchers[0].num_tokens == 3
         decoder.rollback_draft_tokens()
         assert decoder.grammar_matchers[0].num_tokens == 2
+
+
+# attaching -----------------------------------------------------------------------------------------------------------
+
+
+class Compiling:
+    """A factory that compiles when the test says so, and counts."""
+
+    def __init__(self, kit):
+        self.tables = kit.TableFactory(TABLES)
+        self.vocabulary, self.futures, self.num_created = self.tables.vocabulary, {}, 0
+
+    def submit(self, guide):
+        assert guide not in self.futures, "compiled twice"
+        self.futures[guide] = Future()
+        return self.futures[guide]
+
+    def create(self, guide):
+        self.num_created += 1
+        raise AssertionError("compiled by a batch")
+
+    @property
+    def create_matcher(self):
+        return lambda: self.tables.create(GUIDE)
+
+
+def test_submitted_twice_is_compiled_once_and_attached_by_the_host_function(kit):
+    """A1, A3: replays attach nothing anew."""
+    factory, device = Compiling(kit), SimulatedDevice(pace=0)
+    decoder = capturable(kit, factory, device=device, drafts=0)
+    for _ in range(3):
+        decoder.submit([kit.context(GUIDE)])
+    factory.futures[GUIDE].set_result(factory)
+    decoder.add_batch([kit.context(GUIDE)])
+    graph, _handle, logits = captured_step(decoder, device, kit, rows=1)
+    assert decoder.grammar_matchers[0] is None
+    graph.replay()
+    device.check()
+    matcher = decoder.grammar_matchers[0]
+    assert finite(kit, logits) == [{"a"}] and matcher is factory.tables.made[0]
+    graph.replay()
+    device.check()
+    assert decoder.grammar_matchers[0] is matcher and factory.num_created == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "simulated"])
+def test_a_guide_that_was_not_submitted_fails_and_nothing_is_compiled(kit, device):
+    """A2, and A3: the slot is claimed, so that what was there before is not seen."""
+    factory = Compiling(kit)
+    decoder = capturable(kit, factory, device=SimulatedDevice() if device == "simulated" else device, drafts=0)
+    decoder.grammar_matchers[0] = factory.tables.create(GUIDE)
+    for _ in range(2):
+        decoder.add_batch([kit.context(GUIDE, request_id="late")])
+        failed = decoder.execute(torch.zeros(1, kit.PADDED))
+        assert [request_id for request_id, _ in failed] == ["late"] and "no precompiled grammar" in failed[0][1]
+        assert decoder.grammar_matchers[0] is None and factory.num_created == 0
+    decoder.add_batch([kit.generation(GUIDE, "a", request_id="late")])
+    assert decoder.execute(torch.zeros(1, kit.PADDED)) == []
+    assert kit.switches(decoder, 1) == [0]
+
+
+def test_waiting_deferring_and_giving_up_stay_on_the_callers_thread(kit):
+    """A6: bounded waits, and never in a host function."""
+    config = gd.GuidedDecodingConfig(compile_timeout_s=0.05)
+    factory = Compiling(kit)
+    decoder = capturable(kit, factory, device=SimulatedDevice(), drafts=0, config=config)
+    decoder.submit([kit.context(GUIDE)])
+    decoder.add_batch([kit.context(GUIDE)])
+    failed = decoder.execute(torch.zeros(1, kit.PADDED))
+    assert [request_id for request_id, _ in failed] == [0] and "not compiled within 0.05 s" in failed[0][1]
+
+    factory = Compiling(kit)
+    decoder = capturable(kit, factory, device=SimulatedDevice(), drafts=0, defer=True)
+    decoder.submit([kit.context(GUIDE)])
+    logits = torch.zeros(1, kit.PADDED)
+    for is_ready in (False, True):
+        decoder.add_batch([kit.context(GUIDE)])
+        assert decoder.execute(logits) == [] and decoder.deferred == ([] if is_ready else [0])
+        assert bool(logits.isinf().any()) is is_ready
+        if not is_ready:
+            factory.futures[GUIDE].set_result(factory)
+
+    factory = Compiling(kit)
+    decoder = capturable(kit, factory, drafts=0)
+    decoder.submit([kit.context(GUIDE)])
+    factory.futures[GUIDE].set_exception(gd.InvalidGuideError("#: no"))
+    decoder.add_batch([kit.context(GUIDE)])
+    assert decoder.execute(logits) == [(0, "request 0 in slot 0: #: no")]
+
+
+def test_an_engine_that_runs_ahead_may_resend_a_prompt_and_bring_requests_back(kit):
+    device = SimulatedDevice(pace=0)
+    decoder = started(kit, device, drafts=0)
+    matcher = decoder.grammar_matchers[0]
+    # preempted: the same request in a context step, with its history, and no second submit
+    decoder.add_batch([kit.context(GUIDE, history=kit.ids("ab"))])
+    assert decoder.execute(torch.zeros(1, kit.PADDED)) == []
+    assert decoder.grammar_matchers[0] is matcher and matcher.num_tokens == 2
+    # from elsewhere, before drafting
+    arrival = kit.generation(
+        GUIDE, "b", request_id="new", is_generation_only_first_iteration=True, history=kit.ids("a")
+    )
+    decoder.submit([arrival])
+    decoder.add_batch([arrival])
+    for _ in range(2):
+        decoder.init_disagg_gen_requests()
+        assert decoder.grammar_matchers[0] is not matcher and decoder.grammar_matchers[0].num_tokens == 1
+    logits = torch.zeros(1, kit.PADDED)
+    assert decoder.execute(logits) == []
+    device.check()
+    assert finite(kit, logits) == [{"c", "</s>"}]
+
+
+# bad input -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_cuda_device_where_there_is_none(kit):
+    with pytest.raises(gd.GuidedDecodingError, match="no CUDA device here"):
+        capturable(kit, kit.TableFactory(TABLES), device="cuda")
+
+
+def test_a_device_with_streams_and_no_driver_library(kit, monkeypatch):
+    class Streams(CpuDevice):
+        side = object()
+
+    monkeypatch.setattr("gd_plugin.decoding.hostfunc._LIBRARIES", ("libnowhere.so",))
+    with pytest.raises(gd.GuidedDecodingError, match="libnowhere"):
+        capturable(kit, kit.TableFactory(TABLES), device=Streams())
+
+
+def test_a_batch_larger_than_reserved(kit):
+    """Refused by add_batch; larger than its graph: recorded, its rows left alone, and the next one goes on."""
+    device = SimulatedDevice()
+    decoder = started(kit, device, slots=2)
+    with pytest.raises(ValueError, match="rows but 8 are reserved"):
+        decoder.add_batch([kit.generation(None, "abca", slot) for slot in range(3)])
+    decoder.add_batch([kit.generation(GUIDE, "a")], runtime_draft_len=0)
+    graph, _handle, logits = captured_step(decoder, device, kit, rows=1)
+    decoder.add_batch([kit.generation(GUIDE, "ab")])
+    graph.replay()
+    device.check()
+    failed = decoder.take_failures([])
+    assert [request_id for request_id, _ in failed] == [None]
+    assert "needs 4 rows but the graph was captured for 1" in failed[0][1]
+    assert logits.isfinite().all() and decoder.grammar_matchers[0].num_tokens == 0
+    decoder.add_batch([kit.generation(GUIDE, "a")], runtime_draft_len=0)
+    graph.replay()
+    device.check()
+    assert decoder.take_failures([0]) == [] and finite(kit, logits) == [{"a", "b"}]
+
+
+def test_what_does_not_belong_into_a_capture(kit):
+    device = SimulatedDevice()
+    decoder = started(kit, device)
+    tokens, counts = torch.full((1,), 8, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    d2t, logits = torch.zeros(16, dtype=torch.int32), torch.zeros(1, 16)
+    before = num_registered()
+
+    def draft():
+        decoder.add_draft_batch(tokens, counts)
+        decoder.execute_draft_batch(logits, d2t)
+
+    calls = [
+        (lambda: decoder.add_batch([kit.generation(GUIDE, "a")]), "ahead of each replay"),
+        (decoder.close, "end the capture first"),
+        (draft, "has to be read before the capture"),
+    ]
+    for call, told in calls:
+        with pytest.raises(gd.GuidedDecodingError, match=told), decoder.capturing() as handle, device.capture():
+            call()
+        # what a failed capture has registered is forgotten
+        assert len(handle) == 0 and num_registered() == before
+    draft()
+    with decoder.capturing() as handle, device.capture():
+        draft()
+    device.check()
+
+
+def test_tensors_of_the_wrong_shape_leave_nothing_behind(kit):
+    device = SimulatedDevice()
+    decoder = started(kit, device)
+    decoder.add_batch([kit.generation(GUIDE, "ab")])
+    for call in (
+        lambda: decoder.execute(torch.zeros(3, kit.PADDED)),
+        lambda: decoder.execute(torch.zeros(kit.PADDED)),
+        lambda: decoder.rollback_rejected_batch(torch.ones(2, dtype=torch.int32)),
+        lambda: decoder.rollback_rejected_batch(torch.ones(1)),
+        lambda: decoder.rollback_rejected_batch(torch.ones(1, dtype=torch.int32), torch.zeros(1, 4)),
+        lambda: decoder.execute_draft_batch(torch.zeros(1, kit.PADDED)),
+    ):
+        with pytest.raises(ValueError):
+            call()
+    with pytest.raises(ValueError):
+        decoder.execute(torch.zeros(4, kit.PADDED, dtype=torch.int64))
+    logits = torch.zeros(4, kit.PADDED)
+    assert decoder.execute(logits) == []
+    device.check()
+    assert finite(kit, logits[:1]) == [{"a", "b"}]
+
+
+# lifetimes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_graph_given_up_with_a_replay_pending(kit):
+    """Its batch fails, recorded; the next batch is not mistaken for it, and nothing hangs."""
+    device = SimulatedDevice(pace=0)
+    decoder = started(kit, device, drafts=0)
+    decoder.add_batch([kit.generation(GUIDE, "a")])
+    graph, handle, logits = captured_step(decoder, device, kit, rows=1)
+    graph.replay()
+    graph.destroy()
+    handle.release()
+    del handle
+    device.check()
+    failed = decoder.take_failures([])
+    assert [request_id for request_id, _ in failed] == [None] and "given up" in failed[0][1]
+    assert logits.isfinite().all()
+    decoder.add_batch([kit.generation(GUIDE, "a")])
+    assert decoder.execute(logits) == []
+    device.check()
+    assert finite(kit, logits) == [{"a", "b"}]
+
+
+def test_handles_closing_and_what_is_registered(kit):
+    before = num_registered()
+    device = SimulatedDevice()
+    decoder = started(kit, device)
+    decoder.add_batch([kit.generation(GUIDE, "ab")])
+    graph, handle, _logits = captured_step(decoder, device, kit)
+    assert num_registered() == before + 1 == before + len(handle)
+    # without `capturing` the decoder itself is the owner
+    with device.capture() as other:
+        decoder.execute(torch.zeros(4, kit.PADDED))
+    assert num_registered() == before + 2
+    graph.replay(), other.replay()
+    decoder.close()
+    # what was pending has run
+    assert len(handle) == 0 and sum(step.kind == "host function" for step in device.trace) == 3
+    del decoder, graph, other, handle, device
+    gc.collect()
+    assert num_registered() == before
+
+
+def test_compiled_code_is_made_eager_only_if_asked_and_until_closed(kit):
+    from torch._dynamo import eval_frame
+
+    before = eval_frame._stance.stance
+    decoder = capturable(kit, kit.TableFactory(TABLES))
+    assert eval_frame._stance.stance == before == "default"
+    decoder.close()
+    decoder = capturable(kit, kit.TableFactory(TABLES), force_eager=True)
+    assert eval_frame._stance.stance == "force_eager"
+    decoder.close()
+    decoder.close()
+    assert eval_frame._stance.stance == before
+
+
+# real threads, the real interpreter lock -----------------------------------------------------------------------------
+
+needs_compiler = pytest.mark.skipif(fake_driver.MISSING is not None, reason=str(fake_driver.MISSING))
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    return load_driver(str(fake_driver.build_driver(tmp_path_factory.mktemp("driver"))))
+
+
+def threaded_step(decoder, device, kit):
+    """A captured step of one generation request without drafts, on the driver's thread."""
+    logits = torch.zeros(1, kit.PADDED)
+    decoder.add_batch([kit.generation(GUIDE, "a")])
+    with decoder.capturing() as handle, device.capture() as graph:
+        device.launch(logits.zero_, device.main())
+        decoder.execute(logits)
+    return graph, handle, logits
+
+
+@needs_compiler
+def test_eager_steps_and_replays_on_the_drivers_thread(kit, driver):
+    device = fake_driver.ThreadedDevice(driver)
+    decoder = started(kit, device, drafts=0)
+    threads = set()
+    build = decoder._callbacks._build_step
+    decoder._callbacks._build_step = lambda *step: threads.add(threading.get_ident()) or build(*step)
+    graph, _handle, logits = threaded_step(decoder, device, kit)
+    seen = []
+    for text in "aab":
+        if seen:
+            decoder.add_batch([kit.generation(GUIDE, text)])
+        graph.replay()
+        decoder.drain_captured_host_functions()
+        seen.append(finite(kit, logits)[0])
+    assert seen == [{"a", "b"}, {"a", "b"}, {"c", "</s>"}] and decoder.take_failures([0]) == []
+    decoder.add_batch([kit.generation(GUIDE, "a")])
+    assert [request_id for request_id, _ in decoder.execute(logits)] == [0]
+    assert device.errors == [] and threading.get_ident() not in threads and threads
+
+
+@needs_compiler
+def test_memory_made_in_inference_mode_can_be_written_by_the_drivers_thread(kit, driver):
+    with torch.inference_mode():
+        device = fake_driver.ThreadedDevice(driver, only_host=True)
+        decoder = started(kit, CpuDevice(), drafts=0)
+        assert not decoder.bitmask_host.is_inference()
+    decoder.add_batch([kit.generation(GUIDE, "a")])
+    failed = []
+    device.launch_host(
+        lambda: failed.append(decoder.execute(torch.zeros(1, kit.PADDED))), device.side, on_error=failed.append
+    )
+    device.synchronize(None)
+    assert failed == [[]]
+
+
+@needs_compiler
+def test_ten_thousand_replays_leave_nothing_behind(kit, driver):
+    device = fake_driver.ThreadedDevice(driver, only_host=True)
+    decoder = started(kit, device, drafts=0)
+    graph, _handle, _logits = threaded_step(decoder, device, kit)
+    tokens = kit.generation(GUIDE, "a")
+
+    def steps(number):
+        for _ in range(number):
+            decoder.add_batch([tokens])
+            graph.replay()
+            device.synchronize(None)
+            assert decoder.take_failures([0]) == []
+        # the guide's a+ grows with its text, which is not the decoder's to forget
+        decoder.add_batch([kit.context(GUIDE, history=[])])
+        assert decoder.execute(torch.zeros(1, kit.PADDED)) == []
+        gc.collect()
+
+    steps(500)
+    registered = num_registered()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        steps(10_000)
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    # less than a byte a replay
+    assert grown < 10_000 and num_registered() == registered
+
+
+EXIT_SCRIPT = """
+import sys, time, torch
+import gd_plugin as gd
+from gd_plugin.decoding.hostfunc import load_driver
+from gd_plugin.testing.fake import FakeMatcher
+from tests.decoding.fake_driver import ThreadedDevice
+
+device = ThreadedDevice(load_driver(sys.argv[1]))
+vocabulary = gd.Vocabulary.from_bytes([b"a", None], stop_token_ids=[1])
+
+class Factory:
+    def create(self, guide):
+        return FakeMatcher.of_texts(vocabulary, ["a"])
+
+decoder = gd.CapturableGuidedDecoder(Factory(), max_num_sequences=1, vocab_size_padded=32, device=device)
+request = gd.GuidedRequest(gd.Guide.regex("a"), 0, 0, is_context_init_state=True, is_last_context_chunk=True)
+decoder.submit([request])
+decoder.add_batch([request])
+logits = torch.zeros(1, 32)
+with device.capture() as graph:
+    device.launch(lambda: time.sleep(0.3), device.main())
+    decoder.execute(logits)
+    device.launch(lambda: print(int(logits.isfinite().sum()), flush=True), device.main())
+graph.replay()
+"""
+
+
+@needs_compiler
+def test_the_interpreter_waits_for_pending_host_functions_before_it_goes(tmp_path, pytestconfig):
+    library = fake_driver.build_driver(tmp_path)
+    script = f"import sys; sys.path.insert(0, {str(pytestconfig.rootpath)!r})\n{EXIT_SCRIPT}"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(library)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")

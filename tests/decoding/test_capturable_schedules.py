@@ -68,7 +68,7 @@ def check(matchers, device, program):
 @pytest.mark.timeout(pick(200, 7200))
 def test_every_schedule_gives_the_eager_decoders_results(matchers):
     num_replayed = 0
-    for schedule in range(pick(200, 10_000)):
+    for schedule in range(pick(160, 10_000)):
         program = schedule % NUM_PROGRAMS
         got = check(matchers, SimulatedDevice(schedule), program)
         num_replayed += len(got.graphs)

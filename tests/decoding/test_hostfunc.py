@@ -9,9 +9,9 @@ import threading
 import pytest
 
 import gd_plugin as gd
-from gd_plugin.decoding.hostfunc import HostFunctionHandle, HostFunctions, load_driver, num_registered
+from gd_plugin.decoding.hostfunc import HostFunctionHandle, HostFunctions, load_driver
 from tests.decoding import fake_driver
-from tests.decoding.fake_driver import build_driver
+from tests.decoding.fake_driver import build_driver, num_registered
 
 pytestmark = [
     pytest.mark.timeout(60),
