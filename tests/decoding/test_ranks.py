@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -228,9 +229,10 @@ def run_rank(rank, world_size, folder):
 @pytest.mark.usefixtures("spawnable")
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_agree(world_size):
-    # one test, because a new process imports torch, which is most of the time this takes
+    # importing torch is most of the time that ranks take, so it is done once for all of them
+    get_context("forkserver").set_forkserver_preload(["torch.distributed", "gd_plugin", "xgrammar"])
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(run_rank, args=(world_size, folder), nprocs=world_size)
+        multiprocessing.start_processes(run_rank, (world_size, folder), world_size, start_method="forkserver")
         results = [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(world_size)]
     check_decisions(results)
     alone, whole = run_schedule(gd.GrammarMatcherFactory(RankedFactory(0).vocabulary, backend="xgrammar"), 1, 0)
