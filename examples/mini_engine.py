@@ -273,13 +273,7 @@ class MiniEngine:
         for turn in drafting:
             position = turns.index(turn)
             tokens[position] = turn.request.output[-1]
-            shared = len(
-                list(
-                    itertools.takewhile(
-                        lambda pair: pair[0] == pair[1], zip(lanes.read[turn.slot], turn.request.tokens, strict=False)
-                    )
-                )
-            )
+            shared = _shared_length(lanes.read[turn.slot], turn.request.tokens)
             # at least the golden token is read, for its logits
             lanes.keep(turn.slot, min(shared, len(turn.request.tokens) - 1))
         for draft_step in range(self.num_drafts):

@@ -71,6 +71,10 @@ class Attaching:
             future.set_exception(error)
         self._submitted[request.request_id] = (future, time.monotonic())
 
+    def cancel(self, request_id: object) -> None:
+        """Forget a submitted request that will not come."""
+        self._submitted.pop(request_id, None)
+
     def arrives(self, request: GuidedRequest) -> bool:
         """Tell whether the request is in mid-generation and its slot does not know it."""
         if not (request.is_generation_only_first_iteration or request.history is not None):
@@ -109,10 +113,12 @@ class Attaching:
             future.result(timeout=0 if self._defer else max(left, 0))
         except FutureTimeoutError:
             if future.done():
-                return _describe(future.exception())
+                # a timeout of the engine's own, or it came at the last moment
+                error = future.exception()
+                return _ATTACH if error is None else _describe(error)
             if self._defer and left > 0:
                 return _DEFER
-            future.cancel()
+            # not cancelled: whoever has the same guide waits for the same future
             return f"its grammar was not compiled within {self._timeout_s:g} s"
         except Exception as error:
             return _describe(error)
@@ -179,5 +185,5 @@ class Attaching:
         return f"token {history[refused]} at position {refused} of its history is refused; text before it: {text!r}"
 
 
-def _describe(error: BaseException | None) -> str:
+def _describe(error: BaseException) -> str:
     return str(error).strip() or type(error).__name__

@@ -77,34 +77,33 @@ class BatchBuilder:
         """Attach, or advance by the golden token; None if the request needs no row in this step."""
         slot, slots = request.slot, self._slots
         slots.num_advanced[slot] = slots.num_guided[slot] = 0
-        drafts = _drafts(request, batch.max_num_draft_tokens)
-        slots.max_acceptable[slot] = 1 if request.is_context_init_state else len(drafts) + 1
-        starts = request.require_matcher_init()
-        if slot in batch.deferred or not (starts or request.require_matcher_advance()):
-            return None
+        slots.max_acceptable[slot] = 1
         try:
+            drafts = _drafts(request, batch.max_num_draft_tokens)
+            slots.max_acceptable[slot] = len(drafts) + 1
+            starts = request.require_matcher_init()
+            if slot in batch.deferred or not (starts or request.require_matcher_advance()):
+                return None
             message = self._prepare(request, starts, batch.refused.get(slot))
             matcher = slots.matchers[slot]
-            if message is None:
-                # the guards of an engine that runs one step ahead: there may be nothing left to advance
-                if matcher is None or matcher.is_terminated() or slots.draft_terminated[slot]:
-                    return None
-                # a context step is credited with a token too, a phantom: nothing has been emitted yet
-                if not starts:
-                    message = self._consume_golden(request)
+            # the guards of an engine that runs one step ahead: there may be nothing left to advance
+            if message is None and (matcher is None or matcher.is_terminated() or slots.draft_terminated[slot]):
+                return None
+            # a context step is credited with a token too, a phantom: nothing has been emitted yet
+            if message is None and not starts:
+                message = self._consume_golden(request)
+            if message is None and matcher is not None and not slots.draft_terminated[slot]:
+                slots.num_advanced[slot] = slots.max_acceptable[slot] = 1
+                if not matcher.is_terminated():
+                    return Advance(request, slot, matcher, row, drafts)
+                slots.num_advanced_draft[slot] += request.is_draft
         except Exception as error:
             slots.fail(slot)
-            message, matcher = _engine_failed(error), None
+            message = _engine_failed(error)
         if message is not None:
             slots.max_acceptable[slot] = 1
             failures.append((request.request_id, _message(request, message)))
-        if message is not None or matcher is None or slots.draft_terminated[slot]:
-            return None
-        slots.num_advanced[slot] = slots.max_acceptable[slot] = 1
-        if matcher.is_terminated():
-            slots.num_advanced_draft[slot] += request.is_draft
-            return None
-        return Advance(request, slot, matcher, row, drafts)
+        return None
 
     def _prepare(self, request: GuidedRequest, starts: bool, refusal: str | None) -> str | None:
         """Have the slot hold the request's matcher, behind its history; return what is wrong, or None."""
@@ -147,8 +146,15 @@ class BatchBuilder:
     def init_arrivals(self, batch: GuidedRequests) -> None:
         """Attach matchers to the requests of the batch that come from elsewhere; the next build reports failures."""
         for request in batch.valid_requests():
-            if request.slot not in batch.deferred and self._attaching.arrives(request):
-                self._slots.errors[request.slot] = self._attaching.attach(request, batch.refused.get(request.slot))
+            slot = request.slot
+            if slot in batch.deferred or not self._attaching.arrives(request):
+                continue
+            try:
+                message = self._attaching.attach(request, batch.refused.get(slot))
+            except Exception as error:
+                self._slots.fail(slot)
+                message = _engine_failed(error)
+            self._slots.errors[slot] = message
 
     def rollback_rejected(
         self, batch: GuidedRequests, counts: Sequence[int | None], paths: Sequence[Sequence[int]] | None

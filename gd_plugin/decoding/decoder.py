@@ -400,6 +400,11 @@ class GuidedDecoder:
         for request in requests:
             self._attaching.submit(request)
 
+    def cancel(self, request_ids: Sequence[object]) -> None:
+        """Forget submitted requests that have been given up before any batch held them."""
+        for request_id in request_ids:
+            self._attaching.cancel(request_id)
+
 
 def check_logits(logits: torch.Tensor, num_rows: int) -> None:
     """Check that there is a row of logits for each row of the mask.

@@ -39,9 +39,9 @@ class RowWriter:
         self._words = host.words
         self._token_mask = host.switches
         self._num_words = host.words.shape[1]
-        self._flat = memoryview(host.words.reshape(-1))
+        self._flat = host.words.reshape(-1).data
         self._num_full_words, self._num_tail_bits = divmod(vocab_size, 32)
-        self._zeros = memoryview(np.zeros(self._num_full_words, dtype=np.int32))
+        self._zeros = np.zeros(self._num_full_words, dtype=np.int32).data
         # bits at and above vocab_size share the last word with real ones
         self._tail = np.uint32((1 << self._num_tail_bits) - 1).view(np.int32)
         self._draft_words: npt.NDArray[np.int32] | None = None

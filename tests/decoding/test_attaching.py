@@ -124,6 +124,30 @@ def test_an_arrival_is_put_off_too(kit):
     assert kit.switches(decoder, 1) == [1]
 
 
+def test_a_request_that_has_waited_too_long_spoils_its_guide_for_nobody(kit):
+    vocabulary = kit.TableFactory(TABLES).vocabulary
+    factory = gd.GrammarMatcherFactory(vocabulary, backend="xgrammar")
+    compiled, may_compile = factory._compile, threading.Event()
+    factory._compile = lambda guide: may_compile.wait(30) and compiled(guide)
+    decoder = impatient(kit, factory)
+    decoder.submit([kit.context(GUIDE, request_id="first")])
+    assert [request_id for request_id, _ in kit.step(decoder, kit.context(GUIDE, request_id="first"))] == ["first"]
+    decoder.submit([kit.context(GUIDE, slot=1, request_id="second")])
+    may_compile.set()
+    factory.create(GUIDE)
+    assert kit.step(decoder, kit.context(GUIDE, slot=1, request_id="second")) == []
+    assert kit.legal(decoder, 0) == {"a"}
+
+
+def test_a_cancelled_request_is_forgotten(kit):
+    factory = SlowFactory(kit)
+    decoder = impatient(kit, factory)
+    decoder.submit([kit.context(GUIDE, request_id=name) for name in "ab"])
+    decoder.cancel(["a", "nobody"])
+    assert not factory.futures[GUIDE].cancelled()
+    assert set(decoder._attaching._submitted) == {"b"}
+
+
 def test_the_real_factory(kit):
     vocabulary = kit.TableFactory({}).vocabulary
     factory = gd.GrammarMatcherFactory(vocabulary)

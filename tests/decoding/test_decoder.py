@@ -1,5 +1,7 @@
 """Batches over time: guards, isolation, idempotence, late tokens, chunked prefill, resume, bad input."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -181,6 +183,117 @@ def test_a_fault_of_one_matcher_stays_with_its_request(kit, kind, at, first):
         assert torch.equal(want[0], got[0]) and torch.equal(want[1], got[1])
 
 
+class Unreliable(gd.GrammarMatcher):
+    """A real matcher that raises at random, before or behind what it is asked to do."""
+
+    def __init__(self, real, rng):
+        self.real, self.rng = real, rng
+
+    def _do(self, name, *args):
+        when = self.rng.choice(["before", "behind"] + 10 * ["never"])
+        if when == "before":
+            raise RuntimeError(f"{name} broke")
+        result = getattr(self.real, name)(*args)
+        if when == "behind":
+            raise RuntimeError(f"{name} broke")
+        return result
+
+    def accept_token(self, token_id):
+        return self._do("accept_token", token_id)
+
+    def rollback(self, num_tokens):
+        self._do("rollback", num_tokens)
+
+    def fill_next_token_bitmask(self, bitmask, index):
+        self._do("fill_next_token_bitmask", bitmask, index)
+
+    def is_terminated(self):
+        return self._do("is_terminated")
+
+    def is_accepting(self):
+        return self._do("is_accepting")
+
+    def fork(self):
+        return Unreliable(self._do("fork"), self.rng)
+
+    def reset(self):
+        self._do("reset")
+
+    @property
+    def num_tokens(self):
+        return self.real.num_tokens
+
+
+def random_turns(rng, text, num_steps):
+    """What a request of `text` does in each step: (its first token, golden token and drafts, tokens it emits)."""
+    at, turns = -1, []
+    for _ in range(num_steps):
+        if at < 0:
+            turns.append((True, "", 1))
+            at = 0
+            continue
+        legal = text[at + 1 : at + 1 + rng.randint(0, 3)]
+        emitted = rng.randint(0, len(legal)) + 1
+        turns.append((False, (text[at] + legal + rng.choice(["", "c"]))[:4], emitted))
+        at = at + emitted if at + emitted < len(text) else -1
+    return turns
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_faults_at_random_never_reach_another_request(kit, factory, seed):
+    """Slot 1 is unreliable; what slots 0 and 2 see does not change, over verifications, rollbacks and draft loops."""
+    num_steps = 12
+    guides = [kit.JSON, gd.Guide.json(root="object"), kit.JSON]
+    texts = ['{"a":1}$', '{"b":[2,1]}$', "[1,2,1]$"]
+
+    def run(is_reliable):
+        schedule, rng = random.Random(seed), random.Random(seed)
+        turns = [random_turns(schedule, text, num_steps) for text in texts]
+        decoder, names, failed, seen = kit.decoder(factory, slots=3), [0, 1, 2], set(), []
+        create = factory.create
+        decoder._attaching._factory = gd_factory = type("Factory", (), {})()
+        gd_factory.create = lambda guide: (
+            create(guide) if is_reliable or guide != guides[1] else Unreliable(create(guide), rng)
+        )
+
+        def look(failures, rows):
+            failed.update(request_id % 3 for request_id, _ in failures)
+            for slot, first, num_rows in rows:
+                if slot != 1:
+                    switches = decoder.token_mask_host[first : first + num_rows]
+                    masks = decoder.bitmask_host[first : first + num_rows] * switches[:, None]
+                    seen.append((switches.tolist(), masks.tolist()))
+
+        for step in range(num_steps):
+            order, rows, batch, row = schedule.sample(range(3), 3), [], [], 0
+            for slot in order:
+                starts, text, _ = turns[slot][step]
+                if starts:
+                    names[slot] += 3
+                    batch.append(kit.context(guides[slot], slot=slot, request_id=names[slot]))
+                else:
+                    batch.append(kit.generation(guides[slot], text, slot=slot, request_id=names[slot]))
+                rows.append((slot, row, 1 if starts else 4))
+                row += rows[-1][2]
+            look(kit.step(decoder, *batch), rows)
+            counts = [turns[slot][step][2] for slot in order]
+            if schedule.random() < 0.5:
+                failed.update(request_id % 3 for request_id, _ in kit.settle(decoder, *counts))
+                continue
+            for draft_step in range(3):
+                tokens = torch.tensor([schedule.randrange(15) for _ in order], dtype=torch.int32)
+                decoder.add_draft_batch(tokens, torch.tensor(counts, dtype=torch.int32), draft_step)
+                failures = decoder.execute_draft_batch(torch.zeros(3, kit.PADDED), draft_step=draft_step)
+                look(failures, [(slot, position, 1) for position, slot in enumerate(order)])
+        return seen, failed
+
+    expected, none_failed = run(is_reliable=True)
+    assert none_failed == set()
+    seen, failed = run(is_reliable=False)
+    assert failed <= {1}
+    assert seen == expected
+
+
 def test_logits_of_unguided_and_failed_rows_keep_every_bit(kit):
     decoder = kit.decoder(factory_with_fault_in_a(kit, "fill"), slots=3, drafts=0)
     logits = torch.full((3, kit.PADDED), float("nan"))
@@ -250,6 +363,19 @@ def test_prefill_elsewhere_whose_guide_cannot_be_made(kit):
     decoder.add_batch([arrival])
     decoder.init_disagg_gen_requests()
     assert [request_id for request_id, _ in decoder.build()] == ["x"]
+
+
+def test_an_arrival_whose_history_cannot_be_replayed_fails_alone(kit):
+    decoder = kit.decoder(factory_with_fault_in_a(kit, "accept"))
+    arrivals = [
+        kit.generation(A, "$", request_id="x", history=kit.ids("a")),
+        kit.generation(ABC, "b", slot=1, request_id="y", history=kit.ids("a")),
+    ]
+    decoder.add_batch(arrivals)
+    decoder.init_disagg_gen_requests()
+    failed = decoder.build()
+    assert [request_id for request_id, _ in failed] == ["x"] and "accept broke" in failed[0][1]
+    assert kit.switches(decoder, 8) == [0, 0, 0, 0, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("context", [True, False])
@@ -370,6 +496,19 @@ def test_a_missing_golden_token_fails_its_request_alone(kit, factory):
     assert [(request_id, "new_token is missing" in message) for request_id, message in failed] == [(0, True)]
     failed = kit.step(decoder, kit.generation(kit.JSON, [10**12]), kit.generation(kit.JSON, "}", slot=1))
     assert [request_id for request_id, _ in failed] == [0]
+
+
+@pytest.mark.parametrize("drafts", [["x"], [None], [4, None], [{}]])
+def test_drafts_that_are_no_tokens_fail_their_request_alone(kit, factory, drafts):
+    decoder = kit.decoder(factory)
+    kit.step(decoder, kit.context(kit.JSON), kit.context(kit.JSON, slot=1))
+    failed = kit.step(
+        decoder,
+        gd.GuidedRequest(kit.JSON, 0, 0, is_generation_in_progress_state=True, new_token=0, draft_tokens=drafts),
+        kit.generation(kit.JSON, "{}", slot=1),
+    )
+    assert [request_id for request_id, _ in failed] == [0]
+    assert kit.switches(decoder, 8) == [0, 0, 0, 0, 1, 1, 0, 0]
 
 
 def test_logits_of_the_wrong_shape(kit, factory):
