@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gd_plugin.errors import MatcherError
-from gd_plugin.grammars.matcher import EngineMatcher, GrammarMatcher, num_cores
+from gd_plugin.grammars.matcher import EngineMatcher, GrammarMatcher, engine_errors, num_cores
 
 __all__ = ["fill_next_token_bitmasks"]
 
@@ -94,24 +93,26 @@ def _fill_together(
         for position in positions:
             matcher = matchers[position]
             # one in use is left to the loop, which says so
-            if isinstance(matcher, EngineMatcher) and matcher._busy.acquire(False):
+            if isinstance(matcher, EngineMatcher) and matcher._enter():
                 held.append(matcher)
                 done.append(position)
         rows = [indices[position] for position in done]
         try:
             failed = kind._engine_fill_many(held, bitmask, rows, num_threads)
-        except Exception:
+        except engine_errors():
             return set()
         words = bitmask.numpy()
         for i, matcher in enumerate(held):
             if i in failed:
                 errors[done[i]] = failed[i]
                 continue
+            if kind.fills_whole_row:
+                continue
             try:
                 matcher._finish_row(words[rows[i]])
-            except MatcherError as error:
-                errors[done[i]] = error
+            except engine_errors() as error:
+                errors[done[i]] = kind._engine_error(error)
         return set(done)
     finally:
         for matcher in held:
-            matcher._busy.release()
+            matcher._leave()

@@ -7,23 +7,25 @@ EngineMatcher     owns stop tokens, termination, the token count and stray bits,
 Until termination the mask equals the accept set: a bit is 1 exactly when `accept_token` of that id would return True.
 """
 
+import ctypes
 import os
-import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache
 from operator import index
-from typing import Any, ClassVar
+from types import TracebackType
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from gd_plugin.errors import MatcherError, RollbackError
+from gd_plugin.errors import GuidedDecodingError, MatcherError, RollbackError
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.masks.bitmask import num_mask_words
 
-__all__ = ["EngineMatcher", "GrammarMatcher", "checked_row", "num_cores"]
+__all__ = ["EngineMatcher", "GrammarMatcher", "checked_row", "engine_errors", "num_cores"]
 
 
 class GrammarMatcher(ABC):
@@ -126,18 +128,85 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-# bitmask, its address and shape, and numpy's view of it; replaced as a whole, so threads see one or the other
-_last_view: tuple[torch.Tensor, int, torch.Size, npt.NDArray[np.int32]]
-_last_view = (_nothing := torch.empty((0, 0), dtype=torch.int32), 0, _nothing.shape, _nothing.numpy())
+def engine_errors() -> tuple[type[BaseException], ...]:
+    """Return the classes that engines raise, to be named behind `except`.
+
+    A panic of an engine written in Rust is no `Exception`, each engine has a class of its own for it, and none of them
+    can be imported. Interrupts and exits are left alone. Source: PyO3's `PanicException`.
+    """
+    return (Exception, *(kind for kind in BaseException.__subclasses__() if kind.__name__ == "PanicException"))
+
+
+class _View(NamedTuple):
+    """A bitmask that has been checked, and numpy's view of its memory.
+
+    The view does not keep the memory: it is used only while `bitmask()` is the caller's own tensor, at the same address.
+    """
+
+    bitmask: "weakref.ref[torch.Tensor]"
+    pointer: int
+    shape: torch.Size
+    num_rows: int
+    num_words: int
+    row_nbytes: int
+    rows: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, bitmask: torch.Tensor) -> "_View":
+        """Look at int32 [rows, words] with stride 1 along its words."""
+        rows, words = bitmask.shape
+        nbytes, pointer = 4 * bitmask.stride(0), bitmask.data_ptr()
+        memory = (ctypes.c_char * (max(rows - 1, 0) * nbytes + 4 * words if rows else 0)).from_address(pointer)
+        view: npt.NDArray[np.int32] = np.ndarray((rows, words), np.int32, memory, strides=(nbytes, 4))
+        return cls(weakref.ref(bitmask), pointer, bitmask.shape, rows, words, nbytes, view)
+
+
+# Checking a bitmask and asking torch for a view take longer than most fills, and steps fill one bitmask again and again:
+# the last one is remembered, by its object and all that could be changed about it in place. It is replaced as a whole, so
+# threads see one or the other.
+_last_view = _View.of(torch.empty((0, 0), dtype=torch.int32))
+
+
+def _look_at(bitmask: torch.Tensor, index: int, num_words: int) -> _View:
+    """Check a bitmask and remember it, or raise the ValueError that the contract promises."""
+    global _last_view
+    _check_bitmask(bitmask, index, num_words)
+    _last_view = view = _View.of(bitmask)
+    return view
+
+
+class _Alone:
+    """Lets one thread at a time into a matcher, and what an engine raises inside out as a `MatcherError`."""
+
+    __slots__ = ("_matcher",)
+
+    def __init__(self, matcher: "EngineMatcher") -> None:
+        self._matcher = matcher
+
+    def __enter__(self) -> None:
+        if not self._matcher._enter():
+            raise _in_use()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._matcher._leave()
+        if error is not None and isinstance(error, engine_errors()) and not isinstance(error, GuidedDecodingError):
+            raise self._matcher._engine_error(error) from error
 
 
 class EngineMatcher(GrammarMatcher):
-    """Base of the adapters: does what the contract says, given the six hooks below.
+    """Base of the adapters: does what the contract says, given the hooks below.
 
     Hooks see text tokens only, never a stop token, and only while the matcher is not terminated. One runs at a time:
-    a second thread that calls while one is inside gets a `MatcherError`, and the engine never sees two at once.
+    a second thread that calls while one is inside gets a `MatcherError`, and the engine never sees two at once. What a
+    hook raises is translated here: hooks let the engine's errors through.
     """
 
+    # name of the engine in messages
+    engine: ClassVar[str] = "the engine"
+    # whether `_engine_fill` writes the stop tokens' bits as `_engine_accepting` says, and none past the vocabulary
+    fills_whole_row: ClassVar[bool] = False
     # matchers of one step from which `_engine_fill_many` beats a loop; None: never
     batch_break_even: ClassVar[int | None] = None
 
@@ -146,12 +215,13 @@ class EngineMatcher(GrammarMatcher):
         # read for each token and row
         self._vocab_size = vocabulary.vocab_size
         self._stop_token_set = vocabulary.stop_token_set
-        self._special_token_ids = vocabulary.special_token_ids
-        self._stop_words = [(word, bits, ~bits) for word, bits in vocabulary.stop_words]
+        self._not_text = vocabulary.not_text
+        self._stop_words = vocabulary.stop_words
         self._num_words = num_mask_words(vocabulary.vocab_size)
         self._num_tokens = 0
         self._terminated = False
-        self._busy = threading.Lock()
+        # holds its item while no thread is inside: taking it is atomic, and twice as fast as a lock
+        self._idle = [None]
 
     @abstractmethod
     def _engine_accept(self, token_id: int) -> bool:
@@ -162,8 +232,11 @@ class EngineMatcher(GrammarMatcher):
         """Undo `num_tokens` text tokens, at least 1 and never more than were accepted."""
 
     @abstractmethod
-    def _engine_fill(self, row: npt.NDArray[np.int32]) -> None:
-        """Write the legal text tokens into contiguous int32 [W]; stop and stray bits may hold anything."""
+    def _engine_fill(self, rows: npt.NDArray[np.int32], index: int, address: int) -> None:
+        """Write the legal text tokens into the first W words of row `index` of `rows`, which begin at `address`.
+
+        Stop and stray bits may hold anything, unless `fills_whole_row` says otherwise.
+        """
 
     @classmethod
     def _engine_fill_many(
@@ -198,32 +271,59 @@ class EngineMatcher(GrammarMatcher):
         """Return bytes that every continuation must start with; b"" if the engine cannot tell."""
         return b""
 
+    @staticmethod
+    def _engine_message(error: BaseException) -> str:
+        """Return the engine's own sentence."""
+        return str(error).strip()
+
+    @classmethod
+    def _engine_error(cls, error: BaseException) -> MatcherError:
+        """Translate what the engine raised in a hook, a panic included."""
+        return MatcherError(f"{cls.engine} failed while matching: {cls._engine_message(error) or type(error).__name__}")
+
+    def _enter(self) -> bool:
+        """Keep other threads out until `_leave`; False if one is inside."""
+        try:
+            self._idle.pop()
+        except IndexError:
+            return False
+        return True
+
+    def _leave(self) -> None:
+        self._idle.append(None)
+
     def accept_token(self, token_id: int) -> bool:
         """See `GrammarMatcher.accept_token`."""
         # numbers of other libraries hash differently; what is no whole number is a TypeError
         token_id = index(token_id)
-        if not self._busy.acquire(False):
-            raise _in_use()
+        # here and in filling, what _Alone does is written out: it takes as long as the rest
+        try:
+            self._idle.pop()
+        except IndexError:
+            raise _in_use() from None
         try:
             if self._terminated or not 0 <= token_id < self._vocab_size:
                 return False
-            if token_id in self._stop_token_set:
-                if not self._engine_accepting():
+            if token_id not in self._not_text:
+                if not self._engine_accept(token_id):
                     return False
+            elif token_id in self._stop_token_set and self._engine_accepting():
                 self._terminated = True
-            elif token_id in self._special_token_ids or not self._engine_accept(token_id):
+            else:
                 return False
             self._num_tokens += 1
             return True
+        except GuidedDecodingError:
+            raise
+        except engine_errors() as error:
+            raise self._engine_error(error) from error
         finally:
-            self._busy.release()
+            self._idle.append(None)
 
     def rollback(self, num_tokens: int) -> None:
         """See `GrammarMatcher.rollback`."""
         num_tokens = index(num_tokens)
-        if not self._busy.acquire(False):
-            raise _in_use()
-        try:
+        with _Alone(self):
             if not 0 <= num_tokens <= self._num_tokens:
                 raise RollbackError(f"cannot roll back {num_tokens} tokens: {self._num_tokens} have been accepted")
             # the stop token is always the last one and never reached the engine
@@ -233,43 +333,36 @@ class EngineMatcher(GrammarMatcher):
             if num_tokens:
                 self._terminated = False
             self._num_tokens -= num_tokens
-        finally:
-            self._busy.release()
 
     def fill_next_token_bitmask(self, bitmask: torch.Tensor, index: int) -> None:
         """See `GrammarMatcher.fill_next_token_bitmask`."""
-        row = self._row(bitmask, index)
-        if not self._busy.acquire(False):
-            raise _in_use()
-        try:
-            if self._terminated:
-                row[:] = 0
-            else:
-                self._engine_fill(row if len(row) == self._num_words else row[: self._num_words])
-            self._finish_row(row)
-        finally:
-            self._busy.release()
-
-    def _row(self, bitmask: torch.Tensor, index: int) -> npt.NDArray[np.int32]:
-        """Return a row as numpy's view, or raise the ValueError that the contract promises.
-
-        Checking a bitmask and asking torch for a view take longer than most fills. Steps fill one bitmask again and
-        again, so the last one is remembered, by its object and all that could be changed about it in place.
-        """
-        global _last_view
-        known, pointer, shape, words = _last_view
+        known, pointer, shape, num_rows, width, row_nbytes, rows = _last_view
         if (
-            bitmask is not known
+            known() is not bitmask
             or bitmask.data_ptr() != pointer
             or bitmask.shape != shape
-            or shape[1] < self._num_words
-            or not 0 <= index < shape[0]
+            or width < self._num_words
+            or not 0 <= index < num_rows
         ):
-            _check_bitmask(bitmask, index, self._num_words)
-            words = bitmask.numpy()
-            _last_view = (bitmask, bitmask.data_ptr(), bitmask.shape, words)
-        row: npt.NDArray[np.int32] = words[index]
-        return row
+            _, pointer, _, _, width, row_nbytes, rows = _look_at(bitmask, index, self._num_words)
+        try:
+            self._idle.pop()
+        except IndexError:
+            raise _in_use() from None
+        try:
+            if self._terminated:
+                rows[index] = 0
+            else:
+                self._engine_fill(rows, index, pointer + index * row_nbytes)
+                if self.fills_whole_row and width == self._num_words:
+                    return
+            self._finish_row(rows[index])
+        except GuidedDecodingError:
+            raise
+        except engine_errors() as error:
+            raise self._engine_error(error) from error
+        finally:
+            self._idle.append(None)
 
     def _finish_row(self, row: npt.NDArray[np.int32]) -> None:
         """Clear what lies past the vocabulary and set the stop tokens' bits as the contract says."""
@@ -278,8 +371,8 @@ class EngineMatcher(GrammarMatcher):
         if len(row) > self._num_words:
             row[self._num_words :] = 0
         legal = self._terminated or self._engine_accepting()
-        for word, bits, others in self._stop_words:
-            row[word] = row[word] | bits if legal else row[word] & others
+        for word, bits in self._stop_words:
+            row[word] = row[word] | bits if legal else row[word] & ~bits
 
     def is_terminated(self) -> bool:
         """See `GrammarMatcher.is_terminated`."""
@@ -287,44 +380,28 @@ class EngineMatcher(GrammarMatcher):
 
     def is_accepting(self) -> bool:
         """See `GrammarMatcher.is_accepting`."""
-        if not self._busy.acquire(False):
-            raise _in_use()
-        try:
+        with _Alone(self):
             return not self._terminated and self._engine_accepting()
-        finally:
-            self._busy.release()
 
     def fork(self) -> "GrammarMatcher":
         """See `GrammarMatcher.fork`."""
-        if not self._busy.acquire(False):
-            raise _in_use()
-        try:
+        with _Alone(self):
             twin = self._engine_fork()
             twin._num_tokens = self._num_tokens
             twin._terminated = self._terminated
             return twin
-        finally:
-            self._busy.release()
 
     def reset(self) -> None:
         """See `GrammarMatcher.reset`."""
-        if not self._busy.acquire(False):
-            raise _in_use()
-        try:
+        with _Alone(self):
             self._engine_reset()
             self._num_tokens = 0
             self._terminated = False
-        finally:
-            self._busy.release()
 
     def forced_text(self) -> bytes:
         """See `GrammarMatcher.forced_text`."""
-        if not self._busy.acquire(False):
-            raise _in_use()
-        try:
+        with _Alone(self):
             return b"" if self._terminated else self._engine_forced_text()
-        finally:
-            self._busy.release()
 
     @property
     def num_tokens(self) -> int:

@@ -63,6 +63,8 @@ class Vocabulary:
                 )
         self.stop_token_set: frozenset[int] = frozenset(self.stop_token_ids)
         self.special_token_ids: frozenset[int] = frozenset(i for i, text in enumerate(self.tokens) if not text)
+        # ids that are never part of a text, stop tokens among them
+        self.not_text: frozenset[int] = self.special_token_ids | self.stop_token_set
         self.special_token_names: Mapping[str, int] = MappingProxyType(
             {name: token_id for name, token_id in (special_token_names or {}).items() if 0 <= token_id < width}
         )

@@ -85,11 +85,11 @@ def test_a_failure_stays_in_its_row(engine: str) -> None:
     matchers[7] = Failing.of_texts(VOCABULARY, ["a"])
     busy = matchers[11]
     assert isinstance(busy, EngineMatcher)
-    busy._busy.acquire()
+    assert busy._enter()
     indices[20] = 999
     bitmask = allocate_token_bitmask(300, 270)
     errors = fill_next_token_bitmasks(matchers, bitmask, indices)
-    busy._busy.release()
+    busy._leave()
     assert {position: type(error) for position, error in errors.items()} == {
         7: MatcherError,
         11: MatcherError,

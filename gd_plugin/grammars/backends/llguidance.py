@@ -7,7 +7,6 @@ and what cannot be (a dead end found while a row is filled, a limit) is repaired
 Sources: llguidance 1.9.1, its stubs and docs/syntax.md, and experiment.
 """
 
-import ctypes
 import json
 import re
 import weakref
@@ -29,9 +28,10 @@ from gd_plugin.errors import (
     MatcherError,
     UnsatisfiableGuideError,
     UnsupportedGuideError,
+    VocabularyError,
 )
 from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, embedded_problems
-from gd_plugin.grammars.matcher import EngineMatcher, num_cores
+from gd_plugin.grammars.matcher import EngineMatcher, engine_errors, num_cores
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.grammar import to_lark
 from gd_plugin.guides.guide import Guide, GuideType
@@ -47,14 +47,15 @@ _NAME: Final = "llguidance"
 _INSTALL: Final = "llguidance>=1.7"
 _TAKES: Final = frozenset({GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.STRUCTURAL_TAG}) | TEXT_KINDS
 _EXACT_MASKS: Final = '%llguidance {"no_forcing": true}\n'
-# a copy of the engine each so many tokens, and so many copies: rollbacks reach back 256 tokens without a replay from
-# the start, which costs 2 us a token
-_CHECKPOINT_TOKENS: Final = 8
+# a copy of the engine, 4 to 16 us, each so many tokens, and wherever a rollback led: a replay costs 2 us a token and more
+_CHECKPOINT_TOKENS: Final = 64
 _MAX_CHECKPOINTS: Final = 32
 # the engine does not tell: its lexer holds 1-2 kB a state, and thousands of states are common
 _BASE_NBYTES: Final = 1 << 20
 
 _MAX_STARTS: Final = 4
+# it panics on longer ones
+_MAX_TOKEN_BYTES: Final = 1024
 # measured: regexes from 1.5 million on fail while masks are made, where it is too late to refuse them
 _MAX_WEIGHT: Final = 500_000
 # above it, building an engine takes tenths of a second to seconds
@@ -90,6 +91,8 @@ class LLGuidanceMatcher(EngineMatcher):
     refused (1.9.1). A rollback takes the last checkpoint before it and consumes what is left.
     """
 
+    engine = _NAME
+    fills_whole_row = True
     # two cores, 49k tokens: the executor is 2.0 to 2.3 times as fast as a loop at 64 rows
     batch_break_even = 32
 
@@ -97,31 +100,31 @@ class LLGuidanceMatcher(EngineMatcher):
         super().__init__(vocabulary)
         self._start = start
         self._engine = start.deep_copy()
+        self._row_nbytes = 4 * self._num_words
         self._history: list[int] = []
         self._checkpoints: list[_Checkpoint] = []
 
     def _engine_accept(self, token_id: int) -> bool:
         history = self._history
-        try:
-            if len(history) % _CHECKPOINT_TOKENS == 0:
-                self._add_checkpoint()
-            # not consume_token: a token refused there leaves the engine in an error for good
-            accepted = bool(self._engine.try_consume_tokens([token_id]))
-        except Exception as error:
-            raise _matcher_error(error) from error
-        if accepted:
+        if history and not len(history) % _CHECKPOINT_TOKENS:
+            self._add_checkpoint(self._engine.deep_copy())
+        # not consume_token: a token refused there leaves the engine in an error for good
+        if self._engine.try_consume_tokens([token_id]):
             history.append(token_id)
-        elif self._engine.is_error():
+            return True
+        if self._engine.is_error():
             self._fail()
-        return accepted
+        return False
 
-    def _add_checkpoint(self) -> None:
-        here = len(self._history)
-        if self._checkpoints and self._checkpoints[-1].num_tokens == here:
+    def _add_checkpoint(self, engine: Any) -> None:
+        """Keep `engine`, which is behind the whole history and is not going to move."""
+        checkpoints, here = self._checkpoints, len(self._history)
+        if checkpoints and checkpoints[-1].num_tokens == here:
             return
-        self._checkpoints.append(_Checkpoint(here, self._engine.deep_copy()))
-        if len(self._checkpoints) > _MAX_CHECKPOINTS:
-            del self._checkpoints[0]
+        checkpoints.append(_Checkpoint(here, engine))
+        if len(checkpoints) > _MAX_CHECKPOINTS:
+            # the older they are, the fewer are left
+            del checkpoints[: _MAX_CHECKPOINTS // 2 : 2]
 
     def _engine_rollback(self, num_tokens: int) -> None:
         self._move_to(len(self._history) - num_tokens)
@@ -129,25 +132,25 @@ class LLGuidanceMatcher(EngineMatcher):
     def _move_to(self, num_tokens: int) -> None:
         """Put a fresh engine behind the first `num_tokens` of the history, and forget the rest."""
         checkpoints = self._checkpoints
-        while checkpoints and checkpoints[-1].num_tokens > num_tokens:
-            checkpoints.pop()
-        known = checkpoints[-1] if checkpoints else _Checkpoint(0, self._start)
+        kept = len(checkpoints)
+        while kept and checkpoints[kept - 1].num_tokens > num_tokens:
+            kept -= 1
+        known = checkpoints[kept - 1] if kept else _Checkpoint(0, self._start)
         engine = known.engine.deep_copy()
         rest = self._history[known.num_tokens : num_tokens]
         if rest and engine.try_consume_tokens(rest) != len(rest):
             raise MatcherError(f"llguidance refused tokens it had accepted: {_first_line(engine.get_error())}")
+        del self._history[num_tokens:], checkpoints[kept:]
+        if rest:
+            # drafts are rolled back to the same place, or to one a little further on
+            self._add_checkpoint(engine)
+            engine = engine.deep_copy()
         self._engine = engine
-        del self._history[num_tokens:]
 
-    def _engine_fill(self, row: npt.NDArray[np.int32]) -> None:
-        # a third of what row.ctypes.data costs
-        address = ctypes.addressof(ctypes.c_char.from_buffer(row.data))
-        try:
-            self._engine.unsafe_compute_mask_ptr(address, row.nbytes)
-        except Exception as error:
-            raise _matcher_error(error) from error
+    def _engine_fill(self, rows: npt.NDArray[np.int32], index: int, address: int) -> None:
+        self._engine.unsafe_compute_mask_ptr(address, self._row_nbytes)
         if self._engine.is_error():
-            self._repair_fill(row)
+            self._repair_fill(rows[index])
 
     def _repair_fill(self, row: npt.NDArray[np.int32]) -> None:
         # in an error the engine's mask holds the stop tokens alone, which would end the text in silence
@@ -155,6 +158,7 @@ class LLGuidanceMatcher(EngineMatcher):
             self._fail()
         self._move_to(len(self._history))
         row[:] = 0
+        self._finish_row(row)
 
     @classmethod
     def _engine_fill_many(
@@ -175,9 +179,9 @@ class LLGuidanceMatcher(EngineMatcher):
 
     def _fail(self) -> None:
         """Repair the engine and raise its error."""
-        message = _first_line(self._engine.get_error())
+        message = self._engine.get_error()
         self._move_to(len(self._history))
-        raise MatcherError(f"llguidance failed while matching: {message}")
+        raise MatcherError(f"llguidance failed while matching: {_first_line(message)}")
 
     def _engine_accepting(self) -> bool:
         return bool(self._engine.is_accepting())
@@ -192,6 +196,10 @@ class LLGuidanceMatcher(EngineMatcher):
 
     def _engine_reset(self) -> None:
         self._move_to(0)
+
+    @staticmethod
+    def _engine_message(error: BaseException) -> str:
+        return _first_line(str(error))
 
 
 class LLGuidanceCompiledGrammar(CompiledGrammar):
@@ -228,7 +236,7 @@ class LLGuidanceBackend(Backend):
     def __init__(self, vocabulary: Vocabulary, config: GuidedDecodingConfig) -> None:
         self._vocabulary = vocabulary
         self._config = config
-        self._tokenizer = _engine_tokenizer(vocabulary)
+        self._longest_token = max(map(len, vocabulary.tokens))
 
     def problems(self, guide: Guide) -> list[Problem]:
         """See `Backend.problems`."""
@@ -237,6 +245,9 @@ class LLGuidanceBackend(Backend):
             return [Problem("#", kind, _NAME, f"{kind} guides cannot be enforced by llguidance; use backend='auto'")]
         if guide.reasoning is not None:
             return [Problem("#", "reasoning", _NAME, "free text before a guide is not part of an llguidance grammar")]
+        if self._longest_token > _MAX_TOKEN_BYTES:
+            message = f"a token of the vocabulary has {self._longest_token} bytes, llguidance takes {_MAX_TOKEN_BYTES}"
+            return [Problem("#", "vocabulary", _NAME, message)]
         if guide.guide_type in TEXT_KINDS and compile_weight(guide) > _MAX_WEIGHT:
             message = f"with its repeats written out the guide has over {_MAX_WEIGHT} ranges of characters"
             return [Problem("#", "size", _NAME, f"{message}; masks would fail at the engine's limits")]
@@ -249,7 +260,11 @@ class LLGuidanceBackend(Backend):
     def compile(self, guide: Guide) -> CompiledGrammar:
         """See `Backend.compile`."""
         for problem in self.problems(guide):
-            if guide.guide_type is GuideType.JSON_SCHEMA and not self._config.strict:
+            if (
+                guide.guide_type is GuideType.JSON_SCHEMA
+                and not self._config.strict
+                and problem.keyword != "vocabulary"
+            ):
                 break
             raise UnsupportedGuideError(
                 f"{problem.pointer}: {problem.message}",
@@ -273,8 +288,8 @@ class LLGuidanceBackend(Backend):
         def build() -> Any:
             try:
                 # the constructor reports through is_error, never by raising, and prints unless log_level is 0
-                engine = llguidance.LLMatcher(self._tokenizer, lark, log_level=0, limits=_limits())
-            except Exception as error:
+                engine = llguidance.LLMatcher(_engine_tokenizer(self._vocabulary), lark, log_level=0, limits=_limits())
+            except engine_errors() as error:
                 raise _guide_error(guide, str(error)) from error
             if engine.is_error():
                 raise _guide_error(guide, engine.get_error())
@@ -326,8 +341,11 @@ def _engine_tokenizer(vocabulary: Vocabulary) -> Any:
     """Return the engine's view of the vocabulary. Two threads may both build it; either result is good."""
     tokenizer = _tokenizers.get(vocabulary)
     if tokenizer is None:
-        wrapper = llguidance.TokenizerWrapper(_Tokens(vocabulary))
-        tokenizer = llguidance.LLTokenizer(wrapper, eos_token=list(vocabulary.stop_token_ids))
+        try:
+            wrapper = llguidance.TokenizerWrapper(_Tokens(vocabulary))
+            tokenizer = llguidance.LLTokenizer(wrapper, eos_token=list(vocabulary.stop_token_ids))
+        except engine_errors() as error:
+            raise VocabularyError(f"llguidance cannot read this vocabulary: {_first_line(str(error))}") from error
         _tokenizers[vocabulary] = tokenizer
     return tokenizer
 
@@ -377,10 +395,6 @@ def _first_line(message: str) -> str:
 
 def _is_dead_end(message: str) -> bool:
     return message.startswith("NoExtension")
-
-
-def _matcher_error(error: Exception) -> MatcherError:
-    return MatcherError(f"llguidance failed while matching: {_first_line(str(error)) or type(error).__name__}")
 
 
 def _guide_error(guide: Guide, message: str) -> GuideError:

@@ -22,12 +22,12 @@ from gd_plugin.errors import (
     GuideError,
     GuideTooLargeError,
     InvalidGuideError,
-    MatcherError,
     UnsatisfiableGuideError,
     UnsupportedGuideError,
+    VocabularyError,
 )
 from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar
-from gd_plugin.grammars.matcher import EngineMatcher
+from gd_plugin.grammars.matcher import EngineMatcher, engine_errors
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.automaton import estimate_states
 from gd_plugin.guides.expression import NOTHING, Literal, Node, sequence, to_rust_regex
@@ -79,6 +79,8 @@ class OutlinesCoreMatcher(EngineMatcher):
     back into. A state's row is built once, of a list of up to all tokens, and shared by all matchers of the grammar.
     """
 
+    engine = "outlines-core"
+
     def __init__(self, vocabulary: Vocabulary, index: Any, rows: dict[int, npt.NDArray[np.int32]]) -> None:
         super().__init__(vocabulary)
         self._index = index
@@ -86,10 +88,7 @@ class OutlinesCoreMatcher(EngineMatcher):
         self._states: list[int] = [index.get_initial_state()]
 
     def _engine_accept(self, token_id: int) -> bool:
-        try:
-            state = self._index.get_next_state(self._states[-1], token_id)
-        except Exception as error:
-            raise _matcher_error(error) from error
+        state = self._index.get_next_state(self._states[-1], token_id)
         if state is None:
             return False
         self._states.append(state)
@@ -98,28 +97,22 @@ class OutlinesCoreMatcher(EngineMatcher):
     def _engine_rollback(self, num_tokens: int) -> None:
         del self._states[-num_tokens:]
 
-    def _engine_fill(self, row: npt.NDArray[np.int32]) -> None:
+    def _engine_fill(self, rows: npt.NDArray[np.int32], index: int, address: int) -> None:
         known = self._rows.get(self._states[-1])
         if known is None:
             known = self._rows[self._states[-1]] = self._build_row(self._states[-1])
-        row[:] = known
+        rows[index, : self._num_words] = known
 
     def _build_row(self, state: int) -> npt.NDArray[np.int32]:
-        try:
-            allowed = self._index.get_allowed_tokens(state) or ()
-        except Exception as error:
-            raise _matcher_error(error) from error
+        allowed = self._index.get_allowed_tokens(state) or ()
         bits = np.zeros(32 * self._num_words, dtype=np.uint8)
         ids = np.fromiter(allowed, dtype=np.int64)
         bits[ids[ids < self._vocabulary.vocab_size]] = 1
         return np.packbits(bits, bitorder="little").view(np.int32)
 
     def _engine_accepting(self) -> bool:
-        try:
-            end = self._index.get_next_state(self._states[-1], _SENTINEL_ID)
-            return end is not None and bool(self._index.is_final_state(end))
-        except Exception as error:
-            raise _matcher_error(error) from error
+        end = self._index.get_next_state(self._states[-1], _SENTINEL_ID)
+        return end is not None and bool(self._index.is_final_state(end))
 
     def _engine_fork(self) -> "OutlinesCoreMatcher":
         twin = OutlinesCoreMatcher(self._vocabulary, self._index, self._rows)
@@ -202,7 +195,7 @@ class OutlinesCoreBackend(Backend):
         vocabulary = _engine_vocabulary(self._vocabulary, end)
         try:
             index = outlines_core.Index(_end_with(node, end), vocabulary)
-        except Exception as error:
+        except engine_errors() as error:
             raise _guide_error(guide, error) from error
         # the engine does not tell; every token may have a transition in every state
         nbytes = num_states * self._vocabulary.vocab_size * _BYTES_PER_TRANSITION
@@ -219,7 +212,7 @@ class OutlinesCoreBackend(Backend):
         """See `Backend.load`."""
         try:
             index = outlines_core.Index.from_binary(data)
-        except Exception as error:
+        except engine_errors() as error:
             raise _guide_error(guide, error) from error
         return OutlinesCoreCompiledGrammar(guide, self._vocabulary, index, _NBYTES_PER_BYTE * len(data))
 
@@ -239,11 +232,14 @@ def _engine_vocabulary(vocabulary: Vocabulary, end: str) -> Any:
                 if token and sentinel not in token and token_id not in vocabulary.stop_token_set:
                     ids.setdefault(token, []).append(token_id)
             ids[sentinel] = [_SENTINEL_ID]
-            by_end[end] = outlines_core.Vocabulary(vocabulary.stop_token_ids[0], ids)
+            try:
+                by_end[end] = outlines_core.Vocabulary(vocabulary.stop_token_ids[0], ids)
+            except engine_errors() as error:
+                raise VocabularyError(f"outlines-core cannot read this vocabulary: {error}") from error
         return by_end[end]
 
 
-def _guide_error(guide: Guide, error: Exception) -> GuideError:
+def _guide_error(guide: Guide, error: BaseException) -> GuideError:
     """Translate whatever the engine raised while it built an index."""
     message = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
     text = f"#: outlines-core cannot compile this {guide.guide_type.value} guide: {message}"
@@ -253,7 +249,3 @@ def _guide_error(guide: Guide, error: Exception) -> GuideError:
     if "too big" in message or "exceed" in message:
         return GuideTooLargeError(text, pointer="#", limit="compile_timeout_s")
     return InvalidGuideError(text, pointer="#")
-
-
-def _matcher_error(error: Exception) -> MatcherError:
-    return MatcherError(f"outlines-core failed while matching: {error}")

@@ -25,12 +25,12 @@ from gd_plugin.errors import (
     BackendNotInstalledError,
     GuideError,
     InvalidGuideError,
-    MatcherError,
     UnsatisfiableGuideError,
     UnsupportedGuideError,
+    VocabularyError,
 )
 from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, embedded_problems
-from gd_plugin.grammars.matcher import EngineMatcher
+from gd_plugin.grammars.matcher import EngineMatcher, engine_errors
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.grammar import to_xgrammar_ebnf
 from gd_plugin.guides.guide import Guide, GuideType
@@ -76,6 +76,7 @@ def create_backend(vocabulary: Vocabulary, config: GuidedDecodingConfig) -> Back
 class XGrammarMatcher(EngineMatcher):
     """One request's xgrammar matcher."""
 
+    engine = _NAME
     # two cores, 49k tokens: the engine's pool, built anew for each call, is 0.7 to 1.0 times as fast as a loop at 32 to
     # 64 rows and 1.7 times at 256
     batch_break_even = 256
@@ -85,23 +86,14 @@ class XGrammarMatcher(EngineMatcher):
         self._engine = engine
 
     def _engine_accept(self, token_id: int) -> bool:
-        try:
-            return bool(self._engine.accept_token(token_id))
-        except Exception as error:
-            raise _matcher_error(error) from error
+        return bool(self._engine.accept_token(token_id))
 
     def _engine_rollback(self, num_tokens: int) -> None:
-        try:
-            self._engine.rollback(num_tokens)
-        except Exception as error:
-            raise _matcher_error(error) from error
+        self._engine.rollback(num_tokens)
 
-    def _engine_fill(self, row: npt.NDArray[np.int32]) -> None:
+    def _engine_fill(self, rows: npt.NDArray[np.int32], index: int, address: int) -> None:
         # a one-dimensional row: with a matrix the engine ignores strides and writes into other rows
-        try:
-            self._engine.fill_next_token_bitmask(row, 0)
-        except Exception as error:
-            raise _matcher_error(error) from error
+        self._engine.fill_next_token_bitmask(rows[index, : self._num_words], 0)
 
     @classmethod
     def _engine_fill_many(
@@ -121,14 +113,16 @@ class XGrammarMatcher(EngineMatcher):
     def _engine_reset(self) -> None:
         self._engine.reset()
 
+    @staticmethod
+    def _engine_message(error: BaseException) -> str:
+        return _engine_message(error)
+
     def _engine_forced_text(self) -> bytes:
         try:
             return str(self._engine.find_jump_forward_string()).encode()
         except UnicodeDecodeError as error:
             # xgrammar 0.2.8 inside a character: the bytes are right, only not a text
             return bytes(error.object)
-        except Exception as error:
-            raise _matcher_error(error) from error
 
 
 class XGrammarCompiledGrammar(CompiledGrammar):
@@ -145,9 +139,10 @@ class XGrammarCompiledGrammar(CompiledGrammar):
     def create_matcher(self) -> XGrammarMatcher:
         """See `CompiledGrammar.create_matcher`."""
         try:
-            return XGrammarMatcher(self._vocabulary, xgrammar.GrammarMatcher(self._compiled))
-        except Exception as error:
-            raise _matcher_error(error) from error
+            engine = xgrammar.GrammarMatcher(self._compiled)
+        except engine_errors() as error:
+            raise XGrammarMatcher._engine_error(error) from error
+        return XGrammarMatcher(self._vocabulary, engine)
 
 
 class XGrammarBackend(Backend):
@@ -210,7 +205,7 @@ class XGrammarBackend(Backend):
             return compiler.compile_grammar(xgrammar.Grammar.union(self._grammar(guide)))
         except GuideError:
             raise
-        except Exception as error:
+        except engine_errors() as error:
             raise _guide_error(guide, error) from error
 
     def _grammar(self, guide: Guide) -> Any:
@@ -259,12 +254,15 @@ def _tokenizer_info(vocabulary: Vocabulary) -> Any:
     if info is None:
         stops = vocabulary.stop_token_set
         tokens = [b"" if token_id in stops else token for token_id, token in enumerate(vocabulary.tokens)]
-        info = xgrammar.TokenizerInfo(
-            tokens,
-            xgrammar.VocabType.RAW,
-            vocab_size=vocabulary.vocab_size,
-            stop_token_ids=list(vocabulary.stop_token_ids),
-        )
+        try:
+            info = xgrammar.TokenizerInfo(
+                tokens,
+                xgrammar.VocabType.RAW,
+                vocab_size=vocabulary.vocab_size,
+                stop_token_ids=list(vocabulary.stop_token_ids),
+            )
+        except engine_errors() as error:
+            raise VocabularyError(f"xgrammar cannot read this vocabulary: {_engine_message(error)}") from error
         _tokenizer_infos[vocabulary] = info
     return info
 
@@ -284,7 +282,7 @@ def _engine_message(error: BaseException) -> str:
     return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", text).strip()
 
 
-def _guide_error(guide: Guide, error: Exception) -> GuideError:
+def _guide_error(guide: Guide, error: BaseException) -> GuideError:
     """Translate whatever the engine raised while it compiled `guide`."""
     message = _engine_message(error)
     match = _PLACE.search(message)
@@ -296,7 +294,3 @@ def _guide_error(guide: Guide, error: Exception) -> GuideError:
     if _UNSUPPORTED.search(message) or guide.guide_type in TEXT_KINDS:
         return UnsupportedGuideError(text, pointer=pointer, reasons={_NAME: message})
     return InvalidGuideError(text, pointer=pointer)
-
-
-def _matcher_error(error: Exception) -> MatcherError:
-    return MatcherError(f"xgrammar failed while matching: {_engine_message(error)}")
