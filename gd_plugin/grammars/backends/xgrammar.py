@@ -213,7 +213,7 @@ class XGrammarBackend(Backend):
             # the engine's built-in JSON grammar refuses scalars at the root
             return self._schema_grammar("{}" if guide.guide == "any" else '{"type":"object"}')
         if guide.guide_type is GuideType.JSON_SCHEMA:
-            return self._schema_grammar(guide.guide)
+            return self._schema_grammar((guide if self._config.strict else self._enforceable(guide)).guide)
         if guide.guide_type is GuideType.STRUCTURAL_TAG:
             spec = json.loads(guide.guide)
             spec["format"] = to_engine_format(
@@ -221,6 +221,13 @@ class XGrammarBackend(Backend):
             )
             return xgrammar.Grammar.from_structural_tag(spec)
         return xgrammar.Grammar.from_ebnf(to_xgrammar_ebnf(language_of(guide)))
+
+    def _enforceable(self, guide: Guide) -> Guide:
+        """Return the part of a schema that the engine enforces."""
+        while (rest := _without(guide, self.problems(guide))) != guide:
+            # a oneOf goes on as an anyOf, in which there may be more
+            guide = rest
+        return rest
 
     def _schema_grammar(self, schema: str) -> Any:
         compact = self._config.whitespace == "compact"
@@ -246,6 +253,22 @@ def _spaced_free_values() -> bool:
     """Whether the installed engine puts its own ", " into free values, whatever separators it was given (0.2.8 does)."""
     grammar = xgrammar.Grammar.from_json_schema("{}", any_whitespace=False, separators=(",", ":"))
     return _SPACED_SEPARATOR.search(str(grammar)) is not None
+
+
+def _without(guide: Guide, problems: list[Problem]) -> Guide:
+    """Return a schema without the keywords that `problems` name: the engine takes them for others, or prints."""
+    document: dict[str, Any] = json.loads(guide.guide)
+    for problem in problems:
+        *path, keyword = (part.replace("~1", "/").replace("~0", "~") for part in problem.pointer.split("/")[1:] or [""])
+        holder: Any = document
+        for part in path:
+            holder = holder[int(part)] if isinstance(holder, list) else holder.get(part, {})
+        # a type is named where something beside it is missing
+        if isinstance(holder, dict) and keyword in holder and keyword != "type":
+            dropped = holder.pop(keyword)
+            if keyword == "oneOf":
+                holder.setdefault("anyOf", dropped)
+    return Guide.json_schema(document)
 
 
 def _tokenizer_info(vocabulary: Vocabulary) -> Any:

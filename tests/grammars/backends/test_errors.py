@@ -1,6 +1,7 @@
 """What engines raise, print or panic with never reaches a user as it is."""
 
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -215,6 +216,30 @@ BAD_GUIDES: list[Callable[[], Guide]] = [
     lambda: Guide.json_schema({"allOf": [{"type": "object"}, {"required": ["x"]}], "uniqueItems": True}),
     lambda: Guide.json_schema({"type": "string", "pattern": "(?=a)b"}),
     lambda: Guide.json_schema({"enum": []}),
+    lambda: Guide.json_schema({"oneOf": [{"type": "integer"}, {"type": "number", "multipleOf": 0.5}]}),
+    lambda: Guide.json_schema({"allOf": [{"type": "object"}, {"required": ["x"]}]}),
+    lambda: Guide.json_schema({"type": "number", "multipleOf": 0.25}),
+    lambda: Guide.json_schema({"type": "integer", "minimum": 1, "multipleOf": 3}),
+    lambda: Guide.json_schema({"type": "object", "patternProperties": {"(?=a)b": {}}}),
+    lambda: Guide.json_schema({"type": "object", "propertyNames": {"pattern": "(?=a)b"}}),
+    lambda: Guide.json_schema({"type": "object", "minProperties": 1}),
+    lambda: Guide.json_schema({"type": "string", "minLength": 2, "maxLength": 5, "pattern": "^a+$"}),
+    lambda: Guide.json_schema({"type": "string", "minLength": 2, "format": "date"}),
+    lambda: Guide.json_schema({"$ref": "#"}),
+    lambda: Guide.json_schema({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "number", "multipleOf": 0.5}}}),
+    lambda: Guide.json_schema({"properties": {"a": {"items": [{"not": {"multipleOf": 2}}]}, "b": {"if": {}}}}),
+    lambda: Guide.json_schema({"type": "integer", "maximum": 1e400}),
+    lambda: Guide.json_schema({"type": "integer", "maximum": 2**70, "minimum": -(2**70)}),
+    lambda: Guide.json_schema('{"type": "string", "pattern": "\\ud800"}'),
+    lambda: Guide.structural_tag({"format": {"type": "no-such"}}),
+    lambda: Guide.structural_tag(
+        {"format": {"type": "json_schema", "json_schema": {"type": "number", "multipleOf": 2}}}
+    ),
+    lambda: Guide.lark("start: missing"),
+    lambda: Guide.lark('start: "a" start "a" | '),
+    lambda: Guide.regex("a" * 3_000),
+    lambda: Guide.regex("(" * 500 + "a" + ")" * 500),
+    lambda: Guide.regex("\ud800"),
     lambda: Guide.regex("a(?=b)"),
     lambda: Guide.regex(r"(a)\1"),
     lambda: Guide.regex("[^\\x00-\\U0010ffff]"),
@@ -226,21 +251,44 @@ BAD_GUIDES: list[Callable[[], Guide]] = [
 ]
 
 
+@pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_bad_guides_are_refused_in_silence(engine: str, capfd: pytest.CaptureFixture[str]) -> None:
-    backend = make(engine)
+def test_bad_guides_are_refused_in_silence(engine: str, strict: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """Without `strict` what cannot be enforced is dropped, in silence too."""
+    pytest.importorskip(engine, reason=f"needs the package {engine}")
+    backend = create_backend(engine, VOCABULARY, GuidedDecodingConfig(strict=strict))
     capfd.readouterr()
     for build in BAD_GUIDES:
         try:
-            guide = build()
-            if not backend.problems(guide):
-                backend.compile(guide).create_matcher()
+            matcher = backend.compile(build()).create_matcher()
+            matcher.fill_next_token_bitmask(allocate_token_bitmask(1, 257), 0)
+            matcher.validate_tokens(b'{"a": 1')
         except GuidedDecodingError as error:
             text = str(error)
             assert text
             assert "/cpp/" not in text
             assert "<state>" not in text
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_xgrammar_cannot_enforce_is_dropped_where_it_stands() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "n": {"oneOf": [{"type": "integer", "multipleOf": 2}, {"type": "null"}]},
+            "s": {"type": "string", "format": "no-such"},
+        },
+        "required": ["n", "s"],
+        "additionalProperties": False,
+    }
+    backend = create_backend("xgrammar", VOCABULARY, GuidedDecodingConfig(strict=False))
+    dropped = {problem.pointer for problem in backend.problems(Guide.json_schema(schema))}
+    assert {"#/properties/n/oneOf", "#/properties/s/format"} <= dropped
+    grammar = backend.compile(Guide.json_schema(schema))
+    assert json.loads(grammar.guide.guide) == schema
+    for text, matches in [('{"n":3,"s":"x"}', True), ('{"n":null,"s":""}', True), ('{"n":"x","s":"x"}', False)]:
+        tokens = [*text.encode(), STOP]
+        assert (grammar.create_matcher().validate_tokens(tokens) == len(tokens)) is matches
 
 
 @pytest.mark.parametrize("engine", ENGINES)
