@@ -156,7 +156,8 @@ class _View(NamedTuple):
         """Look at int32 [rows, words] with stride 1 along its words."""
         rows, words = bitmask.shape
         nbytes, pointer = 4 * bitmask.stride(0), bitmask.data_ptr()
-        memory = (ctypes.c_char * (max(rows - 1, 0) * nbytes + 4 * words if rows else 0)).from_address(pointer)
+        size = (rows - 1) * nbytes + 4 * words if rows else 0
+        memory = memoryview((ctypes.c_char * size).from_address(pointer))
         view: npt.NDArray[np.int32] = np.ndarray((rows, words), np.int32, memory, strides=(nbytes, 4))
         return cls(weakref.ref(bitmask), pointer, bitmask.shape, rows, words, nbytes, view)
 
