@@ -70,7 +70,7 @@ def exception_classes(module_name: str) -> list[type[BaseException]]:
         IndexError,
         OSError,
     }
-    found |= {MemoryError, RecursionError, UnicodeDecodeError, panic_class()}
+    found |= {MemoryError, RecursionError, UnicodeEncodeError, panic_class()}
     for name in names:
         holder = sys.modules.get(name, module)
         for value in vars(holder).values():
