@@ -36,7 +36,7 @@ def fill_next_token_bitmasks(
         raise ValueError(f"{len(matchers)} matchers need as many rows, got {len(indices)} indices")
     errors: dict[int, Exception] = {}
     together: set[int] = set()
-    if (num_threads or num_cores()) > 1:
+    if len(matchers) > 1 and (num_threads or num_cores()) > 1:
         for kind in set(map(type, matchers)):
             if issubclass(kind, EngineMatcher) and len(matchers) >= (kind.batch_break_even or len(matchers) + 1):
                 positions = _fillable(kind, matchers, bitmask, indices)

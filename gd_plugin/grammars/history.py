@@ -13,6 +13,7 @@ its target share them. Nodes off the live paths and masks are dropped once they 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from typing import Final
 
 from gd_plugin.errors import MatcherError
 from gd_plugin.grammars.matcher import GrammarMatcher
@@ -104,7 +105,7 @@ class MatcherTree:
         self._create = create
         self._pool = pool
         self._window = window
-        self._seats: list[Node] = []
+        self._seats: dict[Node, None] = {}
         self._steps_since_prune = 0
         self._floor = 0
 
@@ -113,6 +114,12 @@ class MatcherTree:
 
         A token that the guide rejects, or that follows a finished or dead node, leads to a node too.
         """
+        if len(moves) == 1:
+            node, token = moves[0]
+            child = node.children.get(token)
+            if child is None:
+                child = node.children[token] = self._advance(node, token, _NO_DEMAND, set())
+            return [child]
         demand = Counter(node for node, token in moves if token not in node.children and node.state is NodeState.LIVE)
         reached: list[Node] = []
         kept: set[Node] = set()
@@ -150,8 +157,10 @@ class MatcherTree:
 
         Matchers at the nodes of `kept` stay where they are.
         """
+        if node.matcher is not None:
+            return node.matcher
         try:
-            return self._place(node, kept, Counter())
+            return self._place(node, kept, _NO_DEMAND)
         except Exception as error:  # engines fail in ways of their own; only this history is lost
             self.fail(node, error)
             return None
@@ -201,7 +210,7 @@ class MatcherTree:
                 self.drop_mask(node)
                 for token_id in [token for token, child in node.children.items() if child not in live]:
                     self._drop_subtree(node.children.pop(token_id))
-        for node in self._seats[:]:
+        for node in list(self._seats):
             if len(self._seats) <= 2 * len(tips):
                 break
             if node not in live:
@@ -297,11 +306,11 @@ class MatcherTree:
 
     def _sit(self, matcher: GrammarMatcher, node: Node) -> None:
         node.matcher = matcher
-        self._seats.append(node)
+        self._seats[node] = None
 
     def _unseat(self, node: Node) -> None:
         node.matcher = None
-        self._seats.remove(node)
+        del self._seats[node]
 
     def _drop_subtree(self, top: Node) -> None:
         stack = [top]
@@ -313,6 +322,10 @@ class MatcherTree:
             stack.extend(node.children.values())
             node.children = {}
             node.parent = None  # no cycle is left for the garbage collector
+
+
+# matchers that others need in the same step: none
+_NO_DEMAND: Final[Counter[Node]] = Counter()
 
 
 def _parent(node: Node) -> Node:

@@ -9,7 +9,7 @@ Source: transformers 5.24, generation/utils.py and candidate_generator.py.
 import copy
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +27,14 @@ from gd_plugin.hf.overlap import OverlappedStep
 from gd_plugin.hf.results import RowResult, read_results, read_running_results
 from gd_plugin.hf.session import Session, StepRows, guide_of_row
 from gd_plugin.masks.apply import apply_token_bitmask_
+from gd_plugin.masks.arguments import MaskArguments
 from gd_plugin.masks.bitmask import legal_columns
+from gd_plugin.masks.cpu import apply_token_bitmask_cpu
 from gd_plugin.masks.device import open_device
 
 __all__ = ["GuidedLogitsProcessor"]
+
+_BFLOAT16_MINUS_INF: Final = int(torch.tensor(float("-inf"), dtype=torch.bfloat16).view(torch.int16))
 
 
 class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
@@ -133,7 +137,8 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         self._root._last_called = self
         session = self._sessions.get(width)
         ids = self._fetch(input_ids)
-        if session is None or not self._continues(session, ids):
+        next_step = session is not None and session.is_next_step(ids)
+        if session is None or not (next_step or self._continues(session, ids)):
             session = self._sessions[width] = Session(
                 self.compiled,
                 self._num_guides,
@@ -146,7 +151,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             self._warned = False
             self._budget = self._new_budget(len(ids))
         self._session = session
-        session.follow(ids)
+        session.follow(ids, next_step=next_step)
         rows = session.mask_rows(release=self.config.on_dead_end == "release")
         if self.config.on_dead_end == "raise" and (dead := session.dead_end()) is not None:
             raise dead[1]
@@ -257,6 +262,8 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
 
     def _fetch(self, input_ids: torch.Tensor) -> npt.NDArray[np.int64]:
         """Bring the ids to the host, with the last step's flags: one transfer a step."""
+        if input_ids.device.type == "cpu":
+            return input_ids.numpy()
         shape = (input_ids.shape[0], input_ids.shape[1])
         # a step that follows another one of the same loop; anything else is read in the stream's order
         follows, self._last_shape = self._last_shape == (shape[0], shape[1] - 1), shape
@@ -269,7 +276,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
                 self._warn_banned()
             return ids
         flags, self._banned_flags = self._banned_flags, None
-        if input_ids.device.type == "cpu" or flags is None or flags.shape[0] != input_ids.shape[0]:
+        if flags is None or flags.shape[0] != input_ids.shape[0]:
             return input_ids.cpu().numpy()
         fetched = torch.cat([input_ids, flags[:, None].to(input_ids.dtype)], dim=1).cpu().numpy()
         if fetched[:, -1].any():
@@ -290,24 +297,26 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
     def _apply(self, session: Session, rows: StepRows, scores: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(scores, memory_format=torch.contiguous_format)
         if scores.device.type == "cpu":
-            row_index = torch.from_numpy(rows.row_index)
-            apply_token_bitmask_(
-                scores, session.pool.bitmask, row_index=row_index, vocab_size=self.vocabulary.vocab_size, out=out
-            )
-            self._mend_rows(session, rows, out)
+            if out.numel():
+                row_index = torch.from_numpy(rows.row_index)
+                # what apply_token_bitmask_ would check is so by construction
+                arguments = MaskArguments(session.pool.bitmask, None, None, row_index, 0, self.vocabulary.vocab_size)
+                apply_token_bitmask_cpu(scores, arguments, out)
+                self._mend_rows(session, rows, out)
             return out
         return self._apply_on_device(session, rows, scores, out)
 
     def _mend_rows(self, session: Session, rows: StepRows, out: torch.Tensor) -> None:
         """Where something before the guide banned every legal token, let all of them through alike."""
-        guided = np.flatnonzero(rows.row_index >= 0)
-        # a legal token with a finite score proves a row sound; the others are looked at as a whole
-        columns = rows.first_legal[guided]
-        if out.dtype == torch.bfloat16:  # numpy has no such type
-            probes = out[torch.from_numpy(guided), torch.from_numpy(columns)].float().numpy()
+        values: npt.NDArray[Any]
+        if out.dtype == torch.bfloat16:  # numpy has no such type: compare its bits
+            values, minus_inf = out.view(torch.int16).numpy(), _BFLOAT16_MINUS_INF
         else:
-            probes = out.numpy()[guided, columns]
-        for row in guided[probes == -np.inf].tolist():
+            values, minus_inf = out.numpy(), float("-inf")
+        for row, (index, column) in enumerate(zip(rows.row_index.tolist(), rows.first_legal.tolist(), strict=True)):
+            # a legal token with a finite score proves a row sound; the others are looked at as a whole
+            if index < 0 or values[row, column] != minus_inf:
+                continue
             if out[row].max() > float("-inf") or out[row].isnan().any():
                 continue
             legal = legal_columns(session.pool.bitmask[rows.row_index[row]], out.shape[1])

@@ -19,7 +19,7 @@ from gd_plugin.grammars.backends.registry import CompiledGrammar
 from gd_plugin.grammars.batch import fill_next_token_bitmasks
 from gd_plugin.grammars.history import MatcherTree, Node, NodeState
 from gd_plugin.grammars.vocabulary import Vocabulary
-from gd_plugin.masks.bitmask import first_valid_tokens
+from gd_plugin.masks.bitmask import first_valid_token
 from gd_plugin.masks.pool import BitmaskPool
 
 __all__ = ["Session", "StepRows", "guide_of_row", "spell"]
@@ -104,10 +104,20 @@ class Session:
                 trees[id(grammar)] = MatcherTree(grammar.create_matcher, self.pool)
             self._row_trees.append(trees[id(grammar)])
         self._trees = list(trees.values())
+        self._tree_rows = [
+            (tree, [row for row, owner in enumerate(self._row_trees) if owner is tree]) for tree in self._trees
+        ]
         self.nodes: list[Node | None] = [None if tree is None else tree.root for tree in self._row_trees]
-        self.generated: Ids = np.empty((self.num_rows, 0), dtype=np.int64)
+        self._ids = self.prompt
+        self.generated: Ids = self.prompt[:, self.prompt_len :]
         # drafts in use: masks of histories that were left will be asked for again
         self._revisits = False
+
+    def is_next_step(self, ids: Ids) -> bool:
+        """Tell whether `ids` are those of the last call and one token more in each row."""
+        known = self._ids
+        rows, length = ids.shape
+        return length == known.shape[1] + 1 and rows == self.num_rows and bool((ids[:, :-1] == known).all())
 
     def continues(self, ids: Ids) -> bool:
         """Tell whether `ids` can be the next call of the same `generate`.
@@ -118,43 +128,73 @@ class Session:
             return False
         if not np.array_equal(ids[:, : self.prompt_len], self.prompt):
             return False
-        generated = ids[:, self.prompt_len :]
-        if self._is_next_step(generated):
+        if self.is_next_step(ids):
             return True
-        return all(len(rest) <= 1 for _, rest in self._locate(generated))
+        return all(len(rest) <= 1 for _, rest in self._locate(ids[:, self.prompt_len :]))
 
-    def follow(self, ids: Ids) -> list[Node | None]:
-        """Return the node of each row of int64 [B, L]; None where the row is unguided."""
-        generated = ids[:, self.prompt_len :]
-        if self._is_next_step(generated):
-            last = generated[:, -1].tolist()
-            starts: list[tuple[Node | None, list[int]]] = [
-                (node, [token]) for node, token in zip(self.nodes, last, strict=True)
-            ]
+    def follow(self, ids: Ids, *, next_step: bool | None = None) -> list[Node | None]:
+        """Return the node of each row of int64 [B, L]; None where the row is unguided.
+
+        Args:
+            ids: prompt and generated tokens.
+            next_step: what `is_next_step(ids)` says, if it was asked.
+        """
+        if self.is_next_step(ids) if next_step is None else next_step:
+            nodes = self._follow_one(ids)
         else:
+            generated = ids[:, self.prompt_len :]
             self._revisits = self._revisits or 0 < generated.shape[1] <= self.generated.shape[1]
-            starts = self._locate(generated)
+            nodes = self._follow_any(generated)
+        if not self._revisits:
+            self._drop_left_masks(nodes)
+        self.nodes = nodes
+        self._ids = ids.copy()
+        self.generated = self._ids[:, self.prompt_len :]
+        return nodes
+
+    def _follow_one(self, ids: Ids) -> list[Node | None]:
+        """Each row is one token longer."""
+        last: list[int] = ids[:, -1].tolist()
+        at_start = self.skipped_start and ids.shape[1] == self.prompt_len + 1
         nodes: list[Node | None] = [None] * self.num_rows
-        for tree in self._trees:
-            rows, moves = [], []
-            for row, (node, rest) in enumerate(starts):
-                if self._row_trees[row] is not tree or node is None:
+        for tree, rows in self._tree_rows:
+            moves: list[tuple[Node, int]] = []
+            moved: list[int] = []
+            for row in rows:
+                node, token_id = self.nodes[row], last[row]
+                if node is None:
+                    continue
+                if at_start and token_id in self.skipped_start:
+                    nodes[row] = tree.skip(node, token_id)
+                    continue
+                moves.append((node, token_id))
+                moved.append(row)
+            for row, reached in zip(moved, tree.step(moves), strict=True):
+                nodes[row] = reached
+        return nodes
+
+    def _follow_any(self, generated: Ids) -> list[Node | None]:
+        """Rows have been reordered, shortened, or have grown by more than a token."""
+        starts = self._locate(generated)
+        nodes: list[Node | None] = [None] * self.num_rows
+        for tree, rows in self._tree_rows:
+            moves: list[tuple[Node, int]] = []
+            moved: list[int] = []
+            for row in rows:
+                node, rest = starts[row]
+                if node is None:
                     continue
                 if rest and node.parent is None and rest[0] in self.skipped_start:
                     node, rest = tree.skip(node, rest[0]), rest[1:]
                 if len(rest) > 1:
                     node = tree.walk(node, rest[:-1])
                 if rest:
-                    rows.append(row)
+                    moved.append(row)
                     moves.append((node, rest[-1]))
                 else:
                     nodes[row] = node
-            for row, node in zip(rows, tree.step(moves), strict=True):
-                nodes[row] = node
-        if not self._revisits:
-            self._drop_left_masks(nodes)
-        self.nodes = nodes
-        self.generated = generated.copy()
+            for row, reached in zip(moved, tree.step(moves), strict=True):
+                nodes[row] = reached
         return nodes
 
     def mask_rows(self, release: bool) -> StepRows:
@@ -164,8 +204,7 @@ class Session:
             release: rows in a dead end are left alone instead of being stopped.
         """
         self._fill_masks()
-        row_index = np.full(self.num_rows, -1, dtype=np.int32)
-        first_legal = np.full(self.num_rows, -1, dtype=np.int64)
+        row_index, first_legal = [-1] * self.num_rows, [-1] * self.num_rows
         for row, node in enumerate(self.nodes):
             if node is None:
                 continue
@@ -173,9 +212,9 @@ class Session:
                 row_index[row], first_legal[row] = node.mask_row, node.first_legal
             elif not (release and isinstance(node.error, DeadEndError)):
                 row_index[row], first_legal[row] = self._stop_row, self._stop_legal
-        for tree in self._trees:
-            tree.prune(node for node, owner in zip(self.nodes, self._row_trees, strict=True) if owner is tree and node)
-        return StepRows(row_index, first_legal)
+        for tree, rows in self._tree_rows:
+            tree.prune(node for row in rows if (node := self.nodes[row]) is not None)
+        return StepRows(np.array(row_index, dtype=np.int32), np.array(first_legal, dtype=np.int64))
 
     def dead_end(self) -> tuple[int, Exception] | None:
         """Return the first row that is dead for a reason of its own, and the reason."""
@@ -211,10 +250,6 @@ class Session:
     def num_matchers(self) -> int:
         """Matchers alive in all rows."""
         return sum(tree.num_matchers for tree in self._trees)
-
-    def _is_next_step(self, generated: Ids) -> bool:
-        known = self.generated
-        return generated.shape[1] == known.shape[1] + 1 and np.array_equal(generated[:, :-1], known)
 
     def _locate(self, generated: Ids) -> list[tuple[Node | None, list[int]]]:
         """For each row the deepest known node of its history, and the tokens behind that."""
@@ -266,7 +301,7 @@ class Session:
         """Give back the masks of the last step, so that this one is filled where the cache is still warm."""
         current = set(nodes)
         for node, tree in zip(self.nodes, self._row_trees, strict=True):
-            if node is not None and tree is not None and node not in current:
+            if node is not None and tree is not None and node.mask_row >= 0 and node not in current:
                 tree.drop_mask(node)
 
     def _fill_masks(self) -> None:
@@ -285,10 +320,11 @@ class Session:
         if not nodes:
             return
         errors = fill_next_token_bitmasks(matchers, self.pool.bitmask, rows)
-        # a row without a legal token never reaches softmax
-        legal = first_valid_tokens(self.pool.bitmask[rows], self.width).tolist()
-        for position, (node, row, first) in enumerate(zip(nodes, rows, legal, strict=True)):
+        words = self.pool.words
+        for position, (node, row) in enumerate(zip(nodes, rows, strict=True)):
             tree = waiting[node]
+            # a row without a legal token never reaches softmax
+            first = first_valid_token(words[row], self.width)
             if position in errors:
                 self.pool.give_back(row)
                 tree.fail(node, errors[position])

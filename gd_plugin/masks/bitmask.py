@@ -11,6 +11,7 @@ import torch
 
 __all__ = [
     "allocate_token_bitmask",
+    "first_valid_token",
     "first_valid_tokens",
     "legal_columns",
     "num_mask_words",
@@ -80,17 +81,20 @@ def rows_have_valid_token(rows: torch.Tensor, vocab_size: int) -> npt.NDArray[np
 
 def first_valid_tokens(rows: torch.Tensor, vocab_size: int) -> npt.NDArray[np.int64]:
     """Return for each row of int32 [B, >=W] on the CPU its lowest legal token below `vocab_size`, or -1. O(B * W)."""
-    words = rows.numpy()[:, : num_mask_words(vocab_size)]
+    return np.array([first_valid_token(words, vocab_size) for words in rows.numpy()], dtype=np.int64)
+
+
+def first_valid_token(words: npt.NDArray[np.int32], vocab_size: int) -> int:
+    """Return the lowest legal token of one row, int32 [>=W], below `vocab_size`, or -1. O(W)."""
     full_words, bits = divmod(vocab_size, 32)
-    tokens = np.full(len(words), -1, dtype=np.int64)
-    for row, word in enumerate((words != 0).argmax(axis=1).tolist()):
-        value = int(words[row, word])
-        if word == full_words:
-            # bits at and above vocab_size share the last word with real ones
-            value &= (1 << bits) - 1
-        if value:
-            tokens[row] = 32 * word + (value & -value).bit_length() - 1
-    return tokens
+    word = int((words != 0).argmax())
+    if word > full_words:
+        return -1
+    value = int(words[word])
+    if word == full_words:
+        # bits at and above vocab_size share the last word with real ones
+        value &= (1 << bits) - 1
+    return 32 * word + (value & -value).bit_length() - 1 if value else -1
 
 
 def legal_columns(row: torch.Tensor, num_columns: int) -> npt.NDArray[np.bool_]:

@@ -4,6 +4,8 @@ A step's logits rows point into the pool (`row_index` of `apply_token_bitmask_`)
 share one mask and a row that is asked for again is not filled again.
 """
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from gd_plugin.masks.bitmask import allocate_token_bitmask
@@ -17,11 +19,13 @@ class BitmaskPool:
     Attributes:
         vocab_size: width in tokens.
         bitmask: int32 [capacity, W] on the CPU; replaced, content kept, when the pool grows.
+        words: the same memory as numpy sees it.
     """
 
     def __init__(self, vocab_size: int, capacity: int = 8) -> None:
         self.vocab_size = vocab_size
         self.bitmask: torch.Tensor = allocate_token_bitmask(capacity, vocab_size)
+        self.words: npt.NDArray[np.int32] = self.bitmask.numpy()
         self._free = list(range(capacity - 1, -1, -1))
 
     def take(self) -> int:
@@ -30,7 +34,7 @@ class BitmaskPool:
             used = self.bitmask.shape[0]
             grown = allocate_token_bitmask(2 * used, self.vocab_size)
             grown[:used] = self.bitmask
-            self.bitmask = grown
+            self.bitmask, self.words = grown, grown.numpy()
             self._free = list(range(2 * used - 1, used - 1, -1))
         return self._free.pop()
 
