@@ -72,7 +72,7 @@ class GrammarMatcherFactory:
         self.vocabulary = vocabulary
         self.config = config if backend == "auto" else config.replace_fields(backend=backend)
         self._backends: dict[str, Backend] = {}
-        self._workers: dict[str, CompileWorker] = {}
+        self._worker = CompileWorker(vocabulary, self.config)
         self._lock = threading.Lock()
         self._cache: OrderedDict[Guide, Future[CompiledGrammar]] = OrderedDict()
         self._sizes: dict[Guide, int] = {}
@@ -189,12 +189,6 @@ class GrammarMatcherFactory:
                 backend = self._backends.setdefault(name, backend)
         return backend
 
-    def _worker(self, name: str) -> CompileWorker:
-        with self._lock:
-            if name not in self._workers:
-                self._workers[name] = CompileWorker(name, self.vocabulary, self.config)
-            return self._workers[name]
-
     def _compile(self, guide: Guide) -> CompiledGrammar:
         """Compile with the configured backend, or with the cheapest one that enforces all of the guide."""
         check_limits(guide, self.config)
@@ -234,7 +228,7 @@ class GrammarMatcherFactory:
         if not large or len(guide.guide) <= _MAX_TEXT_HERE:
             problems = backend.problems(guide)
         if large and not (problems and self.config.strict):
-            problems, data = self._worker(name).compile(guide)
+            problems, data = self._worker.compile(name, guide)
         if problems and self.config.strict:
             raise _refusal(name, problems)
         if data is None:

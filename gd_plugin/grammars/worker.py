@@ -1,6 +1,6 @@
 """A process that compiles large guides, and can be ended: a thread cannot.
 
-In:  a guide that passes the limits and whose estimate is large, a vocabulary, a configuration, a backend's name.
+In:  a vocabulary, a configuration; then a backend's name and a guide that passes the limits and whose estimate is large.
 Out: what the backend cannot enforce, and what it makes its compiled grammar from; or the worker's error; or, when the time
      or the memory is over, an error and no worker. The next guide starts a new one; otherwise it is kept between guides.
 Both sides speak frames over the worker's pipes: two lengths of 8 bytes, JSON text, bytes. Nothing is pickled. The limits
@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple
 from gd_plugin import errors
 from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.errors import CompileTimeoutError, GuidedDecodingError, GuideTooLargeError
-from gd_plugin.grammars.backends.registry import CompiledGrammar, create_backend
+from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, create_backend
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.guide import Guide
 from gd_plugin.guides.report import Problem
@@ -49,16 +49,17 @@ class WorkerAnswer(NamedTuple):
 
 
 class CompileWorker:
-    """Compiles for one backend and vocabulary in a process of its own. Thread-safe; one guide at a time."""
+    """Compiles for one vocabulary in a process of its own. Thread-safe; one guide at a time."""
 
-    def __init__(self, backend: str, vocabulary: Vocabulary, config: GuidedDecodingConfig) -> None:
-        self._backend = backend
+    def __init__(self, vocabulary: Vocabulary, config: GuidedDecodingConfig) -> None:
         self._vocabulary = vocabulary
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
+        # those that the process has created
+        self._backends: set[str] = set()
         self._lock = threading.Lock()
 
-    def compile(self, guide: Guide) -> WorkerAnswer:
+    def compile(self, backend: str, guide: Guide) -> WorkerAnswer:
         """Compile a guide there.
 
         Raises:
@@ -68,20 +69,24 @@ class CompileWorker:
         """
         with self._lock:
             process = self._started()
-            head, compiled = self._ask(process, {"guide": guide.to_json()}, self._config.compile_timeout_s)
-        if "error" in head:
-            raise _rebuilt(head)
+            if backend not in self._backends:
+                self._ask(process, {"backend": backend}, _START_S)
+                self._backends.add(backend)
+            question = {"backend": backend, "guide": guide.to_json()}
+            head, compiled = self._ask(process, question, self._config.compile_timeout_s)
         return WorkerAnswer([Problem(*fields) for fields in head["problems"]], compiled if head["compiled"] else None)
 
     def close(self) -> None:
         """End the process, if there is one."""
         process, self._process = self._process, None
+        self._backends.clear()
         if process is not None:
             _end(process)
 
     def _started(self) -> "subprocess.Popen[bytes]":
         if self._process is not None and self._process.poll() is None:
             return self._process
+        self._backends.clear()
         process = subprocess.Popen(
             [sys.executable, "-c", "from gd_plugin.grammars.worker import main; main()"],
             stdin=subprocess.PIPE,
@@ -92,16 +97,8 @@ class CompileWorker:
         self._process = process
         weakref.finalize(self, _end, process)
         tokens = [base64.b64encode(token).decode() for token in self._vocabulary.tokens]
-        start = {
-            "backend": self._backend,
-            "config": asdict(self._config),
-            "tokens": tokens,
-            "stops": list(self._vocabulary.stop_token_ids),
-        }
-        head, _ = self._ask(process, start, _START_S)
-        if "error" in head:
-            self.close()
-            raise _rebuilt(head)
+        stops = list(self._vocabulary.stop_token_ids)
+        self._ask(process, {"config": asdict(self._config), "tokens": tokens, "stops": stops}, _START_S)
         return process
 
     def _ask(
@@ -112,23 +109,26 @@ class CompileWorker:
             raise GuidedDecodingError("the compile worker has no pipes")
         try:
             _send(process.stdin, message)
-            return _receive(process.stdout, deadline)
+            head, body = _receive(process.stdout, deadline)
         except TimeoutError:
             self.close()
             raise CompileTimeoutError(
-                f"compiling with {self._backend} took longer than compile_timeout_s={seconds:g}; simplify the guide "
-                "(shorter repeats, fewer options) or raise the limit",
+                f"compiling with {message.get('backend')} took longer than compile_timeout_s={seconds:g}; simplify the "
+                "guide (shorter repeats, fewer options) or raise the limit",
                 seconds=seconds,
             ) from None
         except (EOFError, OSError) as error:
             self.close()
             raise GuideTooLargeError(
-                f"#: compiling with {self._backend} broke its process down, most likely over compile_memory_bytes="
-                f"{self._config.compile_memory_bytes}",
+                f"#: compiling with {message.get('backend')} broke its process down, most likely over "
+                f"compile_memory_bytes={self._config.compile_memory_bytes}",
                 pointer="#",
                 limit="compile_memory_bytes",
                 hint="simplify the guide (shorter repeats, fewer options), or raise the limit",
             ) from error
+        if "error" in head:
+            raise _rebuilt(head)
+        return head, body
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -203,35 +203,37 @@ def main() -> None:
     tokens: list[bytes | None] = [base64.b64decode(token) for token in start["tokens"]]
     vocabulary = Vocabulary.from_bytes(tokens, stop_token_ids=start["stops"])
     config = GuidedDecodingConfig(**start["config"])
-    try:
-        backend = create_backend(start["backend"], vocabulary, config)
-        # the engine's own view of the vocabulary is built here, not in the first guide's time
-        backend.compile(Guide.choice(["a"]))
-    except GuidedDecodingError as error:
-        _send(answers, _as_head(error))
-        return
-    _limit_memory(config.compile_memory_bytes)
+    backends: dict[str, Backend] = {}
     _send(answers, {})
     while (question := _next_question(questions)) is not None:
-        guide = Guide.from_json(question["guide"])
+        head: dict[str, Any] = {}
         body = b""
         try:
-            problems = backend.problems(guide)
-            if not problems or not config.strict:
-                compiled = backend.compile(guide)
-                # an engine that compiles lazily does its work here
-                fill_first_row(compiled, vocabulary)
-                body = backend.dump(compiled)
-            head = {
-                "problems": [[item.pointer, item.keyword, item.backend, item.message] for item in problems],
-                "compiled": not problems or not config.strict,
-            }
+            name = question["backend"]
+            if "guide" in question:
+                head, body = _tried(backends[name], Guide.from_json(question["guide"]), vocabulary, config.strict)
+            else:
+                _limit_memory(None)
+                backends[name] = create_backend(name, vocabulary, config)
+                # the engine's own view of the vocabulary is built here, not in the first guide's time
+                backends[name].compile(Guide.choice(["a"]))
+                _limit_memory(config.compile_memory_bytes)
         except GuidedDecodingError as error:
             if _is_out_of_memory(error):
                 # nothing this process says from here on can be relied on
                 return
             head = _as_head(error)
         _send(answers, head, body)
+
+
+def _tried(backend: Backend, guide: Guide, vocabulary: Vocabulary, strict: bool) -> tuple[dict[str, Any], bytes]:
+    problems = [[item.pointer, item.keyword, item.backend, item.message] for item in backend.problems(guide)]
+    if problems and strict:
+        return {"problems": problems, "compiled": False}, b""
+    compiled = backend.compile(guide)
+    # an engine that compiles lazily does its work here
+    fill_first_row(compiled, vocabulary)
+    return {"problems": problems, "compiled": True}, backend.dump(compiled)
 
 
 def _next_question(pipe: IO[bytes]) -> dict[str, Any] | None:
@@ -257,16 +259,22 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return False
 
 
-def _limit_memory(num_bytes: int) -> None:
-    """Let the process grow by `num_bytes` over what it has now, where the system can hold it to that."""
+def _limit_memory(num_bytes: int | None) -> None:
+    """Let the process grow by `num_bytes` over what it has now, where the system can hold it to that; None: by any."""
     try:
         import resource
     except ImportError:
         return
-    try:
-        with open("/proc/self/statm") as file:
-            pages = int(file.read().split()[0])
-    except OSError:
-        return
-    limit = pages * resource.getpagesize() + num_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    # the soft limit is the one that counts, and can be raised again for the next backend
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = hard
+    if num_bytes is not None:
+        try:
+            with open("/proc/self/statm") as file:
+                pages = int(file.read().split()[0])
+        except OSError:
+            return
+        limit = pages * resource.getpagesize() + num_bytes
+        if hard != resource.RLIM_INFINITY:
+            limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))

@@ -119,22 +119,29 @@ def complement(ranges: Ranges) -> CharSet:
 def sequence(parts: Iterable[Node]) -> Node:
     """Return `parts` in order, flattened; neighbouring literals become one."""
     flat: list[Node] = []
+    # the characters of the literal being put together
+    text: list[str] = []
     for part in parts:
         if part == NOTHING:
             return NOTHING
         for piece in part.parts if isinstance(part, Sequence) else (part,):
-            if isinstance(piece, CharSet) and len(piece.ranges) == 1 and piece.ranges[0][0] == piece.ranges[0][1]:
-                piece = Literal(chr(piece.ranges[0][0]))
             if isinstance(piece, Literal):
-                if flat and isinstance(flat[-1], Literal):
-                    flat[-1] = Literal(flat[-1].text + piece.text)
-                elif piece.text:
-                    flat.append(piece)
+                text.append(piece.text)
+            elif isinstance(piece, CharSet) and len(piece.ranges) == 1 and piece.ranges[0][0] == piece.ranges[0][1]:
+                text.append(chr(piece.ranges[0][0]))
             else:
+                flat.extend(_literal(text))
                 flat.append(piece)
+                text.clear()
+    flat.extend(_literal(text))
     if not flat:
         return EMPTY
     return flat[0] if len(flat) == 1 else Sequence(tuple(flat))
+
+
+def _literal(text: list[str]) -> list[Node]:
+    joined = "".join(text)
+    return [Literal(joined)] if joined else []
 
 
 def either(options: Iterable[Node]) -> Node:

@@ -274,13 +274,17 @@ def _ebnf_code(code: int) -> str:
     return f"\\u{code:04X}" if code <= 0xFFFF else f"\\U{code:08X}"
 
 
-def to_lark(grammar: Grammar) -> str:
+def to_lark(grammar: Grammar, *, alone: bool = True) -> str:
     """Return the grammar as llguidance's Lark with the rule `start`, without any `%` directive.
 
     llguidance's lexer takes the longest match and never goes back, so a terminal may only be what cannot be continued:
-    the whole grammar where it has no recursion, and single characters where it has.
+    the whole grammar where it has no recursion and is all there is, and single characters elsewhere.
+
+    Args:
+        grammar: the grammar.
+        alone: whether nothing stands before, behind or beside its text.
     """
-    regular = to_regular(grammar)
+    regular = to_regular(grammar) if alone else None
     if regular is not None:
         return f"start: /{to_rust_regex(regular)}/\n"
     if len(grammar.rules) > _MAX_LARK_RULES:

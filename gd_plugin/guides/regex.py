@@ -118,8 +118,13 @@ def _convert(tree: Any, flags: int, at_start: bool, at_end: bool) -> Node:
     items = list(tree)
     places = [index for index, item in enumerate(items) if _max_width(item)]
     first, last = (places[0], places[-1]) if places else (len(items), -1)
-    parts = []
+    parts: list[Node] = []
+    exact = not flags & re.IGNORECASE
     for index, (op, argument) in enumerate(items):
+        if exact and op is sre.LITERAL:
+            # most of most patterns
+            parts.append(_character(argument))
+            continue
         parts.append(_convert_item(op, argument, flags, at_start and index <= first, at_end and index >= last))
     return sequence(parts)
 
@@ -174,8 +179,6 @@ def _max_width(item: Any) -> int:
 def _convert_set(op: Any, argument: Any, flags: int) -> Node:
     if op is sre.ANY:
         return char_set([(0, 0x10FFFF)]) if flags & re.DOTALL else complement(((10, 10),))
-    if op is sre.LITERAL and not flags & re.IGNORECASE:
-        return _character(argument)
     if op in (sre.LITERAL, sre.NOT_LITERAL):
         text = f"[{'^' if op is sre.NOT_LITERAL else ''}{_escape(argument)}]"
     else:
@@ -226,6 +229,8 @@ def _matched_ranges(text: str, flags: int) -> Ranges:
 
 
 def _check_nesting(pattern: str) -> None:
+    if pattern.count("(") <= _MAX_NESTING:
+        return
     depth = 0
     for token, position in _tokens(pattern):
         depth += 1 if token.startswith("(") else -1 if token == ")" else 0

@@ -2,8 +2,8 @@
 
 In:  the public shapes, as JSON: `{"type": "structural_tag", "format": {...}}`, or the older
      `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, also inside `{"type": "structural_tag", ...}`.
-Out: `parse_structural_tag(spec)`, the first shape with every default written out, and per engine
-     `to_structural_lark` (llguidance) and `to_engine_format` (xgrammar).
+Out: `parse_structural_tag(spec)`, the first shape with every default written out; `to_engine_format` for xgrammar.
+     guides/structural_lark.py spells it for llguidance.
 
     const_string value        json_schema json_schema        regex pattern        grammar grammar
     any_text excludes         to the end of the text, without `excludes`; inside a tag, to the first `end`
@@ -19,11 +19,10 @@ from typing import Any
 
 from gd_plugin.errors import GuideTooLargeError, InvalidGuideError, UnsatisfiableGuideError, UnsupportedGuideError
 from gd_plugin.guides.ebnf import parse_ebnf
-from gd_plugin.guides.expression import Literal, to_rust_regex
-from gd_plugin.guides.grammar import Grammar, one_rule, to_lark, to_xgrammar_ebnf
+from gd_plugin.guides.grammar import one_rule, to_xgrammar_ebnf
 from gd_plugin.guides.regex import parse_regex
 
-__all__ = ["embedded_schemas", "formats", "parse_structural_tag", "to_engine_format", "to_structural_lark"]
+__all__ = ["embedded_schemas", "formats", "has_inner_free_text", "parse_structural_tag", "to_engine_format"]
 
 _MAX_DEPTH = 32
 # field -> (type, default or ... where it must be given); every format takes no other field
@@ -88,6 +87,18 @@ def embedded_schemas(node: dict[str, Any]) -> list[tuple[str, Any]]:
 def formats(node: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a normal form's format and all those inside it."""
     return [item for _, item in _placed_formats(node)]
+
+
+def has_inner_free_text(node: dict[str, Any]) -> bool:
+    """Tell whether a tag has free text inside that is not all of its content, or text without a bound and no end."""
+    for tag in formats(node):
+        if tag["type"] == "tag":
+            kinds = {item["type"] for item in formats(tag["content"])}
+            if kinds & {"any_text", "triggered_tags"} and tag["content"]["type"] != "any_text":
+                return True
+            if "" in tag["end"] and kinds & {"star", "plus", "repeat", "tags_with_separator"}:
+                return True
+    return False
 
 
 def _placed_formats(node: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -303,123 +314,3 @@ def to_engine_format(node: dict[str, Any], schema_ebnf: Callable[[Any], str]) ->
     if kind == "repeat":
         written["max"] = -1 if node["max"] is None else node["max"]
     return written
-
-
-def to_structural_lark(node: dict[str, Any], schema_lark: Callable[[Any], str]) -> str:
-    """Return a normal form's format as llguidance's Lark with the rule `start`, without any `%` directive.
-
-    Free text up to a trigger is one terminal that ends with the first trigger in it: no text of it begins another, so
-    the lexer's longest match cannot take too much.
-
-    Args:
-        node: the format.
-        schema_lark: JSON Schema -> the right-hand side of a rule.
-    """
-    return _LarkWriter(schema_lark).write(node)
-
-
-class _LarkWriter:
-    def __init__(self, schema_lark: Callable[[Any], str]) -> None:
-        self._schema_lark = schema_lark
-        self._lines: list[str] = []
-
-    def write(self, node: dict[str, Any]) -> str:
-        root = self._rule(node)
-        return "\n".join([f"start: {root}", *self._lines]) + "\n"
-
-    def _named(self, prefix: str, body: str) -> str:
-        name = f"{prefix}{len(self._lines)}"
-        self._lines.append(f"{name}: {body}")
-        return name
-
-    def _literal(self, text: str) -> str:
-        return self._named("T", f"/{to_rust_regex(Literal(text))}/") if text else '""'
-
-    def _grammar(self, grammar: Grammar) -> str:
-        """Take over another grammar's rules under new names."""
-        prefix = f"g{len(self._lines)}_"
-        for line in to_lark(grammar).splitlines():
-            self._lines.append(_prefixed(line, prefix))
-        return f"{prefix}start"
-
-    def _until(self, stops: list[str], stop: str) -> str:
-        """Text that ends with the first occurrence of one of `stops`, which is `stop`."""
-        any_stop = "|".join(to_rust_regex(Literal(text)) for text in stops)
-        one = to_rust_regex(Literal(stop))
-        return self._named("U", f"/(?s:.*){one}/ & ~/(?s:.*)({any_stop})(?s:.+)/")
-
-    def _without(self, stops: list[str]) -> str:
-        any_stop = "|".join(to_rust_regex(Literal(text)) for text in stops)
-        return self._named("W", f"/(?s:.*)/ & ~/(?s:.*)({any_stop})(?s:.*)/")
-
-    def _tag(self, tag: dict[str, Any], begin: str) -> str:
-        """A tag behind `begin`, the part of its begin that has been written already."""
-        head = self._literal(tag["begin"][len(begin) :])
-        if tag["content"]["type"] == "any_text":
-            ends = " | ".join(self._until(tag["end"], end) for end in tag["end"])
-            return f"({head} ({ends}))"
-        ends = " | ".join(self._literal(end) for end in tag["end"])
-        return f"({head} {self._rule(tag['content'])} ({ends}))"
-
-    def _rule(self, node: dict[str, Any]) -> str:
-        kind = node["type"]
-        if kind == "const_string":
-            return self._literal(node["value"])
-        if kind == "json_schema":
-            return self._named("j", self._schema_lark(node["json_schema"]))
-        if kind == "regex":
-            return self._grammar(one_rule(parse_regex(node["pattern"])))
-        if kind == "grammar":
-            return self._grammar(parse_ebnf(node["grammar"]))
-        if kind == "any_text":
-            return self._without(node["excludes"]) if node["excludes"] else self._named("W", "/(?s:.*)/")
-        if kind == "sequence":
-            return "(" + " ".join(map(self._rule, node["elements"])) + ")"
-        if kind == "or":
-            return "(" + " | ".join(map(self._rule, node["elements"])) + ")"
-        if kind == "tag":
-            return self._tag(node, "")
-        if kind == "triggered_tags":
-            return self._triggered(node)
-        if kind == "tags_with_separator":
-            return self._separated(node)
-        if kind == "repeat":
-            high = "" if node["max"] is None else node["max"]
-            return f"({self._rule(node['content'])}){{{node['min']},{high}}}"
-        return f"({self._rule(node['content'])})" + {"optional": "?", "star": "*", "plus": "+"}[kind]
-
-    def _triggered(self, node: dict[str, Any]) -> str:
-        options = []
-        for trigger in node["triggers"]:
-            tags = [self._tag(tag, trigger) for tag in node["tags"] if tag["begin"].startswith(trigger)]
-            if tags:
-                options.append(f"{self._until(node['triggers'], trigger)} ({' | '.join(tags)})")
-        tagged = self._named("r", " | ".join(options))
-        rest = self._without(node["triggers"])
-        # as xgrammar has it: where a tag is needed, the text begins with it
-        first = f"({' | '.join(self._tag(tag, '') for tag in node['tags'])})"
-        if node["stop_after_first"]:
-            return first if node["at_least_one"] else f"({tagged} | {rest})"
-        return f"({first if node['at_least_one'] else ''} {tagged}* {rest})"
-
-    def _separated(self, node: dict[str, Any]) -> str:
-        tag = self._named("r", " | ".join(self._tag(tag, "") for tag in node["tags"]))
-        body = tag
-        if not node["stop_after_first"]:
-            body = f"({tag} ({self._literal(node['separator'])} {tag})*)"
-        return body if node["at_least_one"] else f"({body})?"
-
-
-def _prefixed(line: str, prefix: str) -> str:
-    """Rename the rules of one line that `to_lark` wrote: names are start, rule<n> and SET<n>, texts are regexes."""
-    head, _, body = line.partition(": ")
-    if not body.startswith("/"):
-        words = body.replace("(", " ( ").replace(")", " ) ").split(" ")
-        body = " ".join(_renamed(word, prefix) for word in words)
-    return f"{_renamed(head, prefix)}: {body}"
-
-
-def _renamed(word: str, prefix: str) -> str:
-    if word.startswith("SET"):
-        return prefix.upper() + word
-    return prefix + word if word == "start" or word.startswith("rule") else word

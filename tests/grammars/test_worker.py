@@ -23,7 +23,7 @@ def test_a_worker_lives_between_guides_and_ends_with_its_time(vocabulary):
     config = gd.GuidedDecodingConfig(compile_timeout_s=60.0)
     factory = GrammarMatcherFactory(vocabulary, backend="xgrammar", config=config)
     matcher = factory.create(gd.Guide.regex(LARGE))
-    worker = factory._workers["xgrammar"]
+    worker = factory._worker
     process = worker._process
     ids = [256] * 3000 + [ord("x")]
     assert matcher.validate_tokens(ids) == len(ids)
@@ -32,23 +32,23 @@ def test_a_worker_lives_between_guides_and_ends_with_its_time(vocabulary):
 
     # errors cross with their class and place, and the process is kept
     with pytest.raises(gd.UnsatisfiableGuideError) as caught:
-        worker.compile(gd.Guide.json_schema({"type": "integer", "minimum": 5, "maximum": 3}))
+        worker.compile("xgrammar", gd.Guide.json_schema({"type": "integer", "minimum": 5, "maximum": 3}))
     assert caught.value.pointer
-    [problem, *_] = worker.compile(gd.Guide.json_schema({"type": "string", "format": "email"})).problems
+    [problem, *_] = worker.compile("xgrammar", gd.Guide.json_schema({"type": "string", "format": "email"})).problems
     assert problem.backend == "xgrammar" and problem.pointer == "#/format"
     assert worker._process is process
 
     # when the time is over it is really ended
     worker._config = gd.GuidedDecodingConfig(compile_timeout_s=0.2)
     with pytest.raises(gd.CompileTimeoutError) as late:
-        worker.compile(CHAIN)
+        worker.compile("xgrammar", CHAIN)
     assert late.value.seconds == 0.2
     assert process.poll() is not None
     assert worker._process is None
 
     # and the next guide has a new one
     worker._config = config
-    assert worker.compile(gd.Guide.regex("a")).compiled is not None
+    assert worker.compile("xgrammar", gd.Guide.regex("a")).compiled is not None
     worker.close()
 
 
@@ -62,11 +62,11 @@ def test_memory_is_limited(vocabulary, backend, num_options):
     with pytest.raises(gd.GuideTooLargeError) as caught:
         factory.compile(gd.Guide.choice([f"{i * 7919 % 100_003} value {i}" * 4 for i in range(num_options)]))
     assert caught.value.limit == "compile_memory_bytes"
-    assert factory._workers[backend]._process is None
+    assert factory._worker._process is None
     # the next guide has a process of its own
     matcher = factory.create(gd.Guide.regex("a{40000}b{20000}c"))
     assert matcher.validate_tokens(b"ab") == 1
-    factory._workers[backend].close()
+    factory._worker.close()
 
 
 LIMITS = [

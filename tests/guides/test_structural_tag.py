@@ -1,6 +1,7 @@
 """Structural tags against a small recogniser of our own with `json` and `jsonschema`, on every backend that takes them."""
 
 import json
+import os
 import random
 import re
 
@@ -13,7 +14,19 @@ INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required
 FLAG = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"], "additionalProperties": False}
 
 
+NUM_FORMATS = {"ci": 60, "long": 3000}[os.environ.get("GD_PLUGIN_FUZZ", "ci")]
+known_ends = {}
+
+
 def ends(node, text, begin):
+    """Where `node` can end when it begins at `begin`."""
+    key = (json.dumps(node), text, begin)
+    if key not in known_ends:
+        known_ends[key] = find_ends(node, text, begin)
+    return known_ends[key]
+
+
+def find_ends(node, text, begin):
     """Where `node` can end when it begins at `begin`."""
     kind = node["type"]
     if kind == "const_string":
@@ -184,6 +197,84 @@ def test_mask_is_accept_set(backend, judge, name):
     asked = judge(guide)
     for text in [*CALLS, "é <f<fn=add>", "日<sa<say>é"]:
         assert asked.mask_differs(text) is None, (backend.name, text)
+
+
+def make_leaf(rnd):
+    texts = [{"type": "const_string", "value": text} for text in ("a", "ab", "<a>", "no", ", ", "b")]
+    free = [{"type": "any_text", "excludes": excludes} for excludes in ([], ["<a>"], ["ab", "b"])]
+    regexes = [{"type": "regex", "pattern": pattern} for pattern in ("[ab]+", "a?b", "a*", "(?s:.)", "[^<]*")]
+    return rnd.choice([*texts, *free, *regexes, add(INTEGER), add({"enum": ["a", True]}), add({"type": "integer"})])
+
+
+def make_tag(rnd, depth):
+    content = make_format(rnd, depth - 1)
+    end = rnd.choice(["</a>", "b", ["</a>", "</b>"], ["b", "ba"], "ab", ""])
+    if content["type"] == "any_text":
+        content, end = {"type": "any_text"}, end or "ab"
+    return {"type": "tag", "begin": rnd.choice(["<a>", "<ab", "<a"]), "content": content, "end": end}
+
+
+def make_format(rnd, depth):
+    """A format in which free text, JSON, regexes and literals stand beside and behind each other."""
+    if depth <= 0 or rnd.random() < 0.25:
+        return make_leaf(rnd)
+    kind = rnd.choice(["sequence", "or"] * 2 + ["optional", "star", "plus", "repeat", "tag", "triggered", "separated"])
+    if kind in ("sequence", "or"):
+        return {"type": kind, "elements": [make_format(rnd, depth - 1) for _ in range(rnd.randint(2, 3))]}
+    if kind == "repeat":
+        return {
+            "type": kind,
+            "content": make_format(rnd, depth - 1),
+            "min": rnd.randint(0, 1),
+            "max": rnd.choice([1, 2]),
+        }
+    if kind in ("optional", "star", "plus"):
+        return {"type": kind, "content": make_format(rnd, depth - 1)}
+    if kind == "tag":
+        return make_tag(rnd, depth)
+    tags = [make_tag(rnd, depth) for _ in range(rnd.randint(1, 2))]
+    flags = {"at_least_one": rnd.random() < 0.5, "stop_after_first": rnd.random() < 0.5}
+    if kind == "triggered":
+        return {"type": "triggered_tags", "triggers": ["<a"], "tags": tags, **flags}
+    return {"type": "tags_with_separator", "separator": rnd.choice([", ", "a"]), "tags": tags, **flags}
+
+
+SHORT = ["a", "b", "<a>", "<ab", "<a", "</a>", "</b>", ", ", "no", "x", '{"n":1}', '"a"', "true", "ab", "12", "-3"]
+
+
+def test_generated_formats(backend, judge):
+    """What a backend takes it takes exactly, however its lexer works; refusing is not wrong, refusing most would be."""
+    rnd = random.Random(8)
+    taken = 0
+    for _ in range(NUM_FORMATS):
+        form = make_format(rnd, 3)
+        texts = sorted({"".join(rnd.choice(SHORT) for _ in range(rnd.randint(0, 5))) for _ in range(25)})
+        guide = gd.Guide.structural_tag({"format": form})
+        if backend.problems(guide):
+            continue
+        taken += 1
+        asked = judge(guide)
+        for text in texts:
+            assert asked.accepts(text) == (len(text) in ends(form, text, 0)), (backend.name, text, form)
+        known_ends.clear()
+    assert backend.name == "outlines_core" or taken > NUM_FORMATS / 3
+
+
+REFUSED_BY_THE_LEXER = [
+    {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "const_string", "value": "."}]},
+    {"type": "or", "elements": [{"type": "any_text"}, add(INTEGER)]},
+    {"type": "sequence", "elements": [add({"type": "integer"}), {"type": "regex", "pattern": "[0-9]"}]},
+    {"type": "or", "elements": [{"type": "const_string", "value": '{"n":0}'}, add(INTEGER)]},
+]
+
+
+@pytest.mark.parametrize("form", REFUSED_BY_THE_LEXER, ids=range(len(REFUSED_BY_THE_LEXER)))
+def test_auto_takes_the_backend_that_is_exact(vocabulary, form):
+    guide = gd.Guide.structural_tag({"format": form})
+    assert gd.GrammarMatcherFactory(vocabulary).compile(guide).backend == "xgrammar"
+    with pytest.raises(gd.UnsupportedGuideError, match="lexer") as caught:
+        gd.GrammarMatcherFactory(vocabulary, backend="llguidance").compile(guide)
+    assert caught.value.pointer == "#/format"
 
 
 def test_both_shapes_are_one_guide():

@@ -39,7 +39,7 @@ from gd_plugin.guides.language import TEXT_KINDS, language_of
 from gd_plugin.guides.limits import compile_weight
 from gd_plugin.guides.report import Problem
 from gd_plugin.guides.schema import schema_problems, schema_to_lark
-from gd_plugin.guides.structural_tag import to_structural_lark
+from gd_plugin.guides.structural_lark import lexer_conflict, to_structural_lark
 
 __all__ = ["LLGuidanceBackend", "LLGuidanceMatcher", "create_backend"]
 
@@ -252,7 +252,13 @@ class LLGuidanceBackend(Backend):
             message = f"with its repeats written out the guide has over {_MAX_WEIGHT} ranges of characters"
             return [Problem("#", "size", _NAME, f"{message}; masks would fail at the engine's limits")]
         if guide.guide_type is GuideType.STRUCTURAL_TAG:
-            return embedded_problems(self, guide)
+            found = embedded_problems(self, guide)
+            if not found and lexer_conflict(json.loads(guide.guide)["format"]):
+                message = (
+                    "its lexer would cut texts otherwise where free text or JSON stands beside or before other text"
+                )
+                found.append(Problem("#/format", "format", _NAME, message))
+            return found
         if guide.guide_type is GuideType.JSON_SCHEMA:
             return schema_problems(guide.guide, self._config, _NAME)
         return []

@@ -38,7 +38,7 @@ from gd_plugin.guides.language import TEXT_KINDS, language_of
 from gd_plugin.guides.limits import compile_weight
 from gd_plugin.guides.report import Problem
 from gd_plugin.guides.schema import normal_form, schema_problems
-from gd_plugin.guides.structural_tag import to_engine_format
+from gd_plugin.guides.structural_tag import has_inner_free_text, to_engine_format
 
 __all__ = ["XGrammarBackend", "XGrammarMatcher", "create_backend"]
 
@@ -169,7 +169,12 @@ class XGrammarBackend(Backend):
         if guide.reasoning is not None:
             return [Problem("#", "reasoning", _NAME, "free text before a guide is not part of an xgrammar grammar")]
         if guide.guide_type is GuideType.STRUCTURAL_TAG:
-            return embedded_problems(self, guide)
+            found = embedded_problems(self, guide)
+            if not found and has_inner_free_text(json.loads(guide.guide)["format"]):
+                # measured on 0.2.9: it would end such text at the first end of the tag
+                message = "free text deeper inside a tag would end with the tag's first end"
+                found.append(Problem("#/format", "any_text", _NAME, message))
+            return found
         if guide.guide_type is GuideType.JSON_SCHEMA:
             return schema_problems(guide.guide, self._config, _NAME)
         return []
