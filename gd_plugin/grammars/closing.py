@@ -10,14 +10,25 @@ The search sees the matcher contract alone: bytes are tried as single-byte token
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from gd_plugin.config import GuidedDecodingConfig
+from gd_plugin.grammars.backends.registry import CompiledGrammar
 from gd_plugin.grammars.forced import likely_text
 from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.grammars.spelling import Speller
 from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.guides.completion import Completion, completion_of
 from gd_plugin.guides.guide import Guide
 from gd_plugin.masks.bitmask import allocate_token_bitmask, legal_columns
 
-__all__ = ["Certificate", "closing_hints", "find_certificate", "renew_certificate"]
+__all__ = [
+    "Certificate",
+    "closing_hints",
+    "completion_bound",
+    "exact_certificate",
+    "find_certificate",
+    "minimum_tokens",
+    "renew_certificate",
+]
 
 Certificate = tuple[int, ...]
 
@@ -40,12 +51,36 @@ _MAX_DROPPED = 6
 
 
 def closing_hints(guide: Guide) -> tuple[bytes, ...]:
-    """Return texts that are worth trying at the start: the marker that ends a reasoning, the options of a choice."""
+    """Return texts that are worth trying at the start: the marker that ends a reasoning, the shortest text."""
     if guide.reasoning is not None:
         return (guide.reasoning.end.encode(),)
-    if guide.guide_type.value == "choice":
-        return tuple(sorted((option.encode() for option in guide.options()), key=len)[:_MAX_TRIED])
-    return ()
+    completion = completion_of(guide)
+    shortest = None if completion is None else completion.complete(b"")
+    return (shortest,) if shortest else ()
+
+
+def completion_bound(guide: Guide, vocabulary: Vocabulary, config: GuidedDecodingConfig) -> int | None:
+    """Return the tokens, a stop token included, that complete the guide from anywhere; None if no bound is proven.
+
+    Every byte of a shortest completion is a token at worst. Proven for regular guides alone, and where each of those bytes
+    has a token.
+    """
+    completion = None if config.canonical_forcing else completion_of(guide)
+    if completion is None or any(bytes([byte]) not in Speller.of(vocabulary).token_ids for byte in completion.needed):
+        return None
+    return completion.bound + 1
+
+
+def exact_certificate(
+    matcher: GrammarMatcher, vocabulary: Vocabulary, completion: Completion, text: bytes
+) -> Certificate | None:
+    """Return the shortest completion of a regular guide behind `text`, or None if the matcher does not agree."""
+    rest = completion.complete(text)
+    spelled = None if rest is None else Speller.of(vocabulary).spell(rest)
+    if spelled is None:
+        return None
+    certificate = (*spelled, vocabulary.stop_token_ids[0])
+    return certificate if matcher.validate_tokens(certificate) == len(certificate) else None
 
 
 def find_certificate(
@@ -59,11 +94,17 @@ def find_certificate(
         matcher: the state; not terminated.
         vocabulary: the matcher's own.
         hints: texts worth trying first.
-        old: certificate of a state nearby: the search ends where its rest fits.
+        old: certificate of a state nearby: the search ends where its rest fits, or soon.
     """
     search = _Search(matcher.fork(), vocabulary, old)
     found = search.from_hints(hints) or search.shortest()
     return None if found is None else tuple(found)
+
+
+def minimum_tokens(grammar: CompiledGrammar, vocabulary: Vocabulary) -> int | None:
+    """Return the tokens of the shortest completion known for a guide, its stop token included; None if none is known."""
+    found = find_certificate(grammar.create_matcher(), vocabulary, closing_hints(grammar.guide))
+    return None if found is None else len(found)
 
 
 def renew_certificate(matcher: GrammarMatcher, old: Sequence[int]) -> Certificate | None:
@@ -84,7 +125,7 @@ class _Search:
         self._vocabulary = vocabulary
         self._speller = Speller.of(vocabulary)
         self._accepts = 0
-        self._max_accepts = _MAX_ACCEPTS
+        self._max_accepts = _MAX_MORE_ACCEPTS if old else _MAX_ACCEPTS
         self._bitmask = allocate_token_bitmask(1, vocabulary.vocab_size)
 
     def from_hints(self, hints: Iterable[bytes]) -> list[int] | None:
@@ -103,7 +144,7 @@ class _Search:
     def shortest(self) -> list[int] | None:
         """Return tokens that complete the state, a stop token last; the matcher is left as it was."""
         found = self._complete(_MAX_BYTES, look_ahead=False)
-        if found is None or len(found) > 1:
+        if not self._old and (found is None or len(found) > 1):
             if found is not None:
                 self._max_accepts = min(self._max_accepts, self._accepts + _MAX_MORE_ACCEPTS)
             better = self._complete(_MAX_BYTES if found is None else len(found), look_ahead=True)

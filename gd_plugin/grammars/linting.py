@@ -10,6 +10,7 @@ from typing import Any
 from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.errors import BackendNotInstalledError, GuideError, UnsatisfiableGuideError
 from gd_plugin.grammars.backends.registry import Backend, backend_names, create_backend
+from gd_plugin.grammars.closing import completion_bound, minimum_tokens
 from gd_plugin.grammars.compiler import GrammarMatcherFactory
 from gd_plugin.grammars.spelling import Speller
 from gd_plugin.grammars.validation import byte_vocabulary
@@ -36,6 +37,10 @@ class LintReport:
         backends: per backend, "enforces all of it", or why not.
         satisfiable: whether any text matches, or None if that is not known.
         spellable: whether this tokenizer can spell a text that matches; None without a tokenizer, or if not known.
+        shortest: tokens of the shortest completion known, its stop token included (of this tokenizer, or bytes without
+            one); None if none is known, and then no `max_new_tokens` can be guaranteed.
+        completion_bound: tokens that complete the guide from anywhere; None if no such bound is proven, and then under
+            `max_new_tokens` every step is checked as if it were near the limit.
         size: characters of the guide with its repeats written out, what compile cost grows with; None for JSON guides.
     """
 
@@ -45,6 +50,8 @@ class LintReport:
     backends: Mapping[str, str] = field(default_factory=dict)
     satisfiable: bool | None = None
     spellable: bool | None = None
+    shortest: int | None = None
+    completion_bound: int | None = None
     size: int | None = None
 
 
@@ -66,7 +73,7 @@ def lint(guide: Guide, *, tokenizer: Any = None) -> LintReport:
     else:
         vocabulary = Vocabulary.from_tokenizer(tokenizer)
     problems, backends = _ask_backends(guide, vocabulary)
-    chosen, satisfiable = None, None
+    chosen, satisfiable, shortest = None, None, None
     try:
         compiled = GrammarMatcherFactory(vocabulary).compile(guide)
     except UnsatisfiableGuideError as error:
@@ -77,6 +84,7 @@ def lint(guide: Guide, *, tokenizer: Any = None) -> LintReport:
             problems.append(_problem(error, ""))
     else:
         chosen, satisfiable = compiled.backend, True
+        shortest = minimum_tokens(compiled, vocabulary)
     spellable = None
     if tokenizer is not None and satisfiable:
         spellable = _is_spellable(guide, vocabulary)
@@ -91,6 +99,8 @@ def lint(guide: Guide, *, tokenizer: Any = None) -> LintReport:
         backends=backends,
         satisfiable=satisfiable,
         spellable=spellable,
+        shortest=shortest,
+        completion_bound=completion_bound(guide, vocabulary, GuidedDecodingConfig()) if satisfiable else None,
         size=_size(guide),
     )
 

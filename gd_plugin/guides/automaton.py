@@ -7,13 +7,15 @@ ends after so many steps; what cannot be counted in that time is too large as we
 
 from gd_plugin.guides.expression import CharSet, Either, Literal, Node, Repeat, Sequence, num_positions
 
-__all__ = ["estimate_states"]
+__all__ = ["Positions", "bits_of", "estimate_states"]
 
 _ASCII_END = 0x80
 # states inside characters of several bytes, measured with outlines-core 0.2.14: "." has 8, "\w" 316 with 760 ranges
 _MIN_WIDE_STATES = 8
 _MAX_WIDE_STATES = 400
 
+# code points whose characters are remembered
+_MAX_MEMBERS = 4096
 # about a second
 _MAX_STEPS = 2_000_000
 
@@ -24,7 +26,7 @@ def estimate_states(node: Node, limit: int) -> int | None:
     """Return about how many states a deterministic automaton over UTF-8 has, or None if more than `limit`."""
     if num_positions(node) > limit:
         return None
-    characters = _Characters()
+    characters = Positions()
     first = characters.add(node)[1]
     classes = characters.classes()
     start = 1 << len(characters.sets)
@@ -36,7 +38,7 @@ def estimate_states(node: Node, limit: int) -> int | None:
     # a step over n characters works on numbers of n bits
     weight = 1 + len(follow) // 512
     while pending:
-        members = _bits(pending.pop())
+        members = bits_of(pending.pop())
         steps += (len(members) + len(classes)) * weight
         if steps > _MAX_STEPS:
             return None
@@ -56,7 +58,8 @@ def estimate_states(node: Node, limit: int) -> int | None:
     return total
 
 
-def _bits(state: int) -> list[int]:
+def bits_of(state: int) -> list[int]:
+    """Return the numbers of the bits that are set."""
     found = []
     while state:
         low = state & -state
@@ -65,15 +68,37 @@ def _bits(state: int) -> list[int]:
     return found
 
 
-class _Characters:
-    """The characters of an expression written out, and which may follow which (Glushkov's construction)."""
+class Positions:
+    """The characters of an expression written out, and which may follow which (Glushkov's construction).
+
+    Attributes:
+        sets: code points that each character may be.
+        follow: characters that may come behind each one, as bits.
+        steps: work so far; past a limit connections are missing.
+    """
 
     def __init__(self) -> None:
         self.sets: list[tuple[tuple[int, int], ...]] = []
         self.follow: list[int] = []
+        self._members: dict[int, int] = {}
         self.steps = 0
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Tell whether connections are missing."""
+        return self.steps > _MAX_STEPS
+
+    def members(self, code: int) -> int:
+        """Return the characters that can be `code`, as bits."""
+        found = self._members.get(code)
+        if found is None:
+            found = sum(1 << i for i, ranges in enumerate(self.sets) if any(a <= code <= b for a, b in ranges))
+            if len(self._members) < _MAX_MEMBERS:
+                self._members[code] = found
+        return found
+
     def add(self, node: Node) -> _Part:
+        """Write out `node`; return whether it matches the empty text, its first and its last characters."""
         if isinstance(node, Literal):
             return self._join([self._one(((ord(character), ord(character)),)) for character in node.text])
         if isinstance(node, CharSet):
@@ -112,7 +137,7 @@ class _Characters:
         if not before or not after or self.steps > _MAX_STEPS:
             return
         self.steps += before.bit_count() * (1 + len(self.sets) // 512)
-        for character in _bits(before):
+        for character in bits_of(before):
             self.follow[character] |= after
 
     def classes(self) -> list[tuple[int, int]]:

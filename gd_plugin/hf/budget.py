@@ -1,6 +1,8 @@
 """Budget: a row may choose only tokens from which its guide can still be completed in the tokens that remain.
 
 In:  guided scores of a step, the rows' nodes.      Out: scores that keep only tokens with a certificate that fits.
+Near the limit: where a bound is proven on what completes the guide from anywhere, no step is touched until no more than
+that remains behind its token. Without such a bound every step is near.
 Kept here: the certificate's own next token always stays, so a row that has begun within its budget ends within it,
 whatever is chosen. Of the other legal tokens the best `num_candidates` are tried and the rest is banned: sound, not
 complete. What is left out is left to the sampler's own renormalisation.
@@ -10,23 +12,23 @@ from collections.abc import Sequence
 
 import torch
 
+from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.grammars.backends.registry import CompiledGrammar
-from gd_plugin.grammars.closing import Certificate, closing_hints, find_certificate, renew_certificate
+from gd_plugin.grammars.closing import (
+    Certificate,
+    closing_hints,
+    completion_bound,
+    exact_certificate,
+    find_certificate,
+    renew_certificate,
+)
 from gd_plugin.grammars.history import MatcherTree, Node, NodeState
 from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.guides.completion import completion_of
 from gd_plugin.hf.session import Session, StepRows
 
-__all__ = ["Budget", "minimum_tokens"]
-
-# new searches a row may make in one step, milliseconds each; candidates behind them are banned
-_MAX_SEARCHES = 8
-
-
-def minimum_tokens(grammar: CompiledGrammar, vocabulary: Vocabulary) -> int | None:
-    """Return the tokens of the shortest completion known for a guide, its stop token included; None if none is known."""
-    found = find_certificate(grammar.create_matcher(), vocabulary, closing_hints(grammar.guide))
-    return None if found is None else len(found)
+__all__ = ["Budget"]
 
 
 class Budget:
@@ -34,7 +36,9 @@ class Budget:
 
     Args:
         max_new_tokens: tokens a row may generate.
+        vocabulary: the guides' own.
         compiled: the guide of each row, None for an unguided one.
+        config: the settings they were compiled with.
         num_candidates: legal tokens tried in a step of a row, best first.
     """
 
@@ -43,11 +47,14 @@ class Budget:
         max_new_tokens: int,
         vocabulary: Vocabulary,
         compiled: Sequence[CompiledGrammar | None],
+        config: GuidedDecodingConfig,
         num_candidates: int = 64,
     ) -> None:
         self._max_new_tokens = max_new_tokens
         self._vocabulary = vocabulary
         self._compiled = compiled
+        guides = {grammar.guide for grammar in compiled if grammar is not None}
+        self._bounds = {guide: completion_bound(guide, vocabulary, config) for guide in guides}
         self._num_candidates = num_candidates
 
     def apply(self, session: Session, rows: StepRows, scores: torch.Tensor) -> torch.Tensor:
@@ -61,10 +68,17 @@ class Budget:
             tree = session.tree_of_row(row)
             if node is None or tree is None or node.state is not NodeState.LIVE or rows.row_index[row] < 0:
                 continue
+            if not self._is_near(node, row):
+                continue
             allowed = self._allowed(tree, node, row, scores[row], in_use)
             if allowed is not None:
                 self._keep_only(scores, row, allowed)
         return scores
+
+    def _is_near(self, node: Node, row: int) -> bool:
+        grammar = self._compiled[row]
+        bound = None if grammar is None else self._bounds[grammar.guide]
+        return bound is None or self._max_new_tokens - node.depth <= bound
 
     def _allowed(
         self, tree: MatcherTree, node: Node, row: int, scores: torch.Tensor, in_use: set[Node]
@@ -82,7 +96,7 @@ class Budget:
             return list(self._vocabulary.stop_token_ids)
         allowed = [certificate[0]]
         node.closing = {certificate[0]: certificate[1:]}
-        refused, searches = False, 0
+        refused = False
         for token_id in self._best(scores):
             if token_id == certificate[0]:
                 continue
@@ -93,9 +107,8 @@ class Budget:
                 continue
             try:
                 found = renew_certificate(matcher, certificate)
-                if (found is None or len(found) >= left) and searches < _MAX_SEARCHES:
-                    searches += 1
-                    found = find_certificate(matcher, self._vocabulary, old=certificate)
+                if found is None or len(found) >= left:
+                    found = self._search(matcher, (*node.token_ids(), token_id), row, certificate)
             finally:
                 matcher.rollback(1)
             if found is None or len(found) >= left:
@@ -113,9 +126,22 @@ class Budget:
             known = node.parent.closing.get(node.token_id)
             if known is not None:
                 return known
+        return self._search(matcher, node.token_ids(), row)
+
+    def _search(
+        self, matcher: GrammarMatcher, token_ids: Sequence[int], row: int, old: Certificate = ()
+    ) -> Certificate | None:
+        """Return a completion of the state behind `token_ids`."""
         grammar = self._compiled[row]
-        hints = () if grammar is None or node.parent is not None else closing_hints(grammar.guide)
-        return find_certificate(matcher, self._vocabulary, hints)
+        if grammar is None:
+            return None
+        completion = completion_of(grammar.guide)
+        if completion is not None:
+            found = exact_certificate(matcher, self._vocabulary, completion, self._vocabulary.decode(token_ids))
+            if found is not None:
+                return found
+        hints = () if token_ids else closing_hints(grammar.guide)
+        return find_certificate(matcher, self._vocabulary, hints, old)
 
     def _best(self, scores: torch.Tensor) -> list[int]:
         values, ids = scores.topk(min(self._num_candidates, scores.shape[0]))

@@ -252,7 +252,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         if self._max_new_tokens is None:
             return None
         guides = [self.compiled[guide_of_row(row, num_rows, self._num_guides)] for row in range(num_rows)]
-        return Budget(self._max_new_tokens, self.vocabulary, guides)
+        return Budget(self._max_new_tokens, self.vocabulary, guides, self.config)
 
     def _continues(self, session: Session, ids: npt.NDArray[np.int64]) -> bool:
         if self._one_call and ids.shape[0] == session.num_rows and ids.shape[1] >= session.prompt_len:

@@ -7,14 +7,15 @@ import pytest
 import torch
 
 import gd_plugin as gd
-from gd_plugin.hf.budget import minimum_tokens
+from gd_plugin.grammars.closing import minimum_tokens
+from gd_plugin.hf.budget import Budget
 from tests.fuzz import LONG
 from tests.hf.models import EOS, MODES, PAD, PROMPTS, Kit
 from tests.judges import CASES
 
 MODE = {mode.name: mode for mode in MODES}
 CASE = {case.name: case for case in CASES}
-WALKS = 10_000 if LONG else 24
+WALKS = 10_000 if LONG else 64
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 30}, "age": {"type": "integer"}, "ok": {"type": "boolean"}},
@@ -110,3 +111,33 @@ def test_padding_behind_the_end_is_left_alone(kit: Kit, minima: dict[str, int]) 
         **kit.prompts(PROMPTS), max_new_tokens=30, logits_processor=processor, pad_token_id=PAD, do_sample=False
     )
     assert [result.status for result in processor.results(output)] == ["complete", "complete"]
+
+
+def test_steps_far_from_the_limit_are_not_touched(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = gd.Guide.regex("[a-z]{3,30}")
+    processor = processor_for(kit, guide, 300)
+    monkeypatch.setattr(Budget, "_allowed", None)  # would fail
+    ids = torch.tensor([[7, 8, 9]])
+    scores = torch.randn(1, 49152, generator=torch.Generator().manual_seed(0))
+    plain = gd.GuidedLogitsProcessor(guide, tokenizer=kit.tokenizer, model=kit.model)
+    assert torch.equal(processor(ids, scores), plain(ids, scores))
+
+
+def test_lint_says_what_a_budget_can_rely_on() -> None:
+    regular = gd.lint(gd.Guide.regex("[0-9]{4}"))
+    assert (regular.shortest, regular.completion_bound) == (5, 5)
+    schema = gd.lint(gd.Guide.json_schema(PERSON))
+    assert schema.shortest is not None
+    assert schema.completion_bound is None
+    assert gd.lint(gd.Guide.choice(["yes", "no"])).shortest == 3
+
+
+@pytest.mark.parametrize("name", ["choice", "schema_array"])
+def test_a_budget_holds_under_canonical_forcing(kit: Kit, name: str, minima: dict[str, int]) -> None:
+    budget = minima[name] + 2
+    processor = gd.GuidedLogitsProcessor(
+        CASE[name].guide, tokenizer=kit.tokenizer, model=kit.model, max_new_tokens=budget, canonical_forcing=True
+    )
+    tokens = walk(processor, budget, 5)
+    assert tokens[-1] == EOS
+    assert CASE[name].is_complete(processor.vocabulary.decode(tokens[:-1]).decode())
