@@ -15,7 +15,7 @@ from tests.judges import CASES
 
 MODE = {mode.name: mode for mode in MODES}
 CASE = {case.name: case for case in CASES}
-WALKS = 10_000 if LONG else 64
+WALKS = 10_000 if LONG else 32
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 30}, "age": {"type": "integer"}, "ok": {"type": "boolean"}},
