@@ -159,7 +159,7 @@ def main():
     tests = None
     if not options.skip_tests:
         folder = Path(__file__).resolve().parent.parent / "tests" / "gpu"
-        tests = subprocess.run([sys.executable, "-m", "pytest", "-q", str(folder)], check=False).returncode
+        tests = subprocess.run([sys.executable, "-m", "pytest", "-q", "-rP", str(folder)], check=False).returncode
     deadline = time.monotonic() + 60 * options.minutes
     records, missing, left_out = [], {}, []
     # sizes in an order that leaves a picture of everything if time runs out: narrow rows of every kind come last

@@ -87,11 +87,15 @@ class Attaching:
         """Tell whether this step gives the request its matcher."""
         return request.require_matcher_init() or self.arrives(request)
 
-    def decide(self, batch: GuidedRequests) -> None:
-        """Decide for each request that starts in this batch, and write down in the batch who is refused or put off."""
+    def decide(self, batch: GuidedRequests) -> list[GuidedRequest]:
+        """Decide for each request that starts in this batch, and write down in the batch who is refused or put off.
+
+        Returns:
+            The requests that start.
+        """
         starting = [request for request in batch.valid_requests() if self.starts(request)]
         if not starting:
-            return
+            return starting
         if self._group is None:
             decisions = [self._decision(request) for request in starting]
         else:
@@ -103,6 +107,7 @@ class Attaching:
                 batch.deferred.add(request.slot)
             elif decision != _ATTACH:
                 batch.refused[request.slot] = decision
+        return starting
 
     def _decision(self, request: GuidedRequest) -> str:
         if request.request_id not in self._submitted:

@@ -116,8 +116,10 @@ class CapturableGuidedDecoder(GuidedDecoder):
         )
         staging = self._buffers.host[0]
         self._announced = self._device.empty_host(1)
-        self._tickets = self._device.empty(NUM_TICKETS)
-        self._tickets.copy_(torch.arange(NUM_TICKETS, dtype=torch.int32))
+        tickets = self._device.empty(NUM_TICKETS)
+        tickets.copy_(torch.arange(NUM_TICKETS, dtype=torch.int32))
+        # a view takes longer to make than to look up
+        self._tickets = tickets.split(1)
         self._callbacks = StepCallbacks(
             self._build_step, self._builder, self._tokens, staging, prepared, self._announced.numpy()
         )
@@ -227,7 +229,7 @@ class CapturableGuidedDecoder(GuidedDecoder):
         ticket = self._callbacks.put(step, self._preparing.matchers)
         self._preparing.matchers = {}
         device, main = self._device, self._device.main()
-        device.copy(self._announced, self._tickets[ticket : ticket + 1], main)
+        device.copy(self._announced, self._tickets[ticket], main)
         # behind replays too, which an eager step's copy has to wait for and of which nothing here knows
         device.record(self._buffers.token_event, main)
 

@@ -48,13 +48,13 @@ class Preparing(Attaching):
             made.set_exception(error)
         self._submitted[request.request_id] = (made, time.monotonic())
 
-    def decide(self, batch: GuidedRequests) -> None:
+    def decide(self, batch: GuidedRequests) -> list[GuidedRequest]:
         """Decide for each request that starts in this batch, and make its matcher if it was submitted."""
-        super().decide(batch)
+        starting = super().decide(batch)
         self.matchers = {}
-        for request in batch.valid_requests():
+        for request in starting:
             slot = request.slot
-            if slot in batch.deferred or not self.starts(request):
+            if slot in batch.deferred:
                 continue
             self._slots.attach(slot, request.request_id, request.guide, None)
             submitted = self._submitted.pop(request.request_id, None)
@@ -64,6 +64,7 @@ class Preparing(Attaching):
                 self.matchers[slot] = self._matcher(request.guide, submitted[0].result(timeout=_TIMEOUT_S))
             except Exception as error:
                 batch.refused[slot] = describe(error)
+        return starting
 
     def _matcher(self, guide: Guide | None, compiled: Any) -> GrammarMatcher:
         # what `submit` of a factory of the caller's resolves to is its own affair; its `create` is quick by now
