@@ -99,6 +99,11 @@ class StepCallbacks:
         if self._queue and self._queue[-1].step is step:
             self._queue.pop()
 
+    @property
+    def has_failures(self) -> bool:
+        """Whether there is anything to take."""
+        return bool(self._failures)
+
     def take_failures(self, synchronized: Collection[object], active: Collection[object] | None) -> Failures:
         """Return failures of `synchronized` ids and of whole batches; keep those of other ids that are `active`."""
         taken: Failures = []

@@ -124,6 +124,7 @@ class CapturableGuidedDecoder(GuidedDecoder):
             self._build_step, self._builder, self._tokens, staging, prepared, self._announced.numpy()
         )
         self._host_reads = (*self._tokens.host, self._announced)
+        self._on_error = self._callbacks.failed
         # every host function may rewrite the rows: one that fails switches them off
         self._host_writes = (staging.flat,)
         self._drained = self._device.event()
@@ -327,7 +328,7 @@ class CapturableGuidedDecoder(GuidedDecoder):
         self._host_functions.launch_host(
             function,
             device.side,
-            on_error=self._callbacks.failed,
+            on_error=self._on_error,
             handle=self._handle if is_capturing else None,
             orphan=self._callbacks.weak_orphan(is_target) if is_capturing else None,
             reads=self._host_reads,
@@ -357,6 +358,8 @@ class CapturableGuidedDecoder(GuidedDecoder):
         return list(self._failures)
 
     def _take(self) -> Failures:
+        if not self._callbacks.has_failures:
+            return []
         return self.take_failures({request.request_id for request in self.requests.requests})
 
     def _next_rows(self) -> RowWriter:

@@ -38,7 +38,7 @@ _LIBRARIES: Final = ("libcuda.so.1", "nvcuda.dll")
 _SPIN: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Entry:
     function: Callable[[], Any]
     on_error: Callable[[BaseException], Any]
