@@ -12,7 +12,7 @@ Building only carries the decision out.
 import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Literal, Protocol, cast
 
 import torch
 
@@ -74,6 +74,15 @@ class Attaching:
     def cancel(self, request_id: object) -> None:
         """Forget a submitted request that will not come."""
         self._submitted.pop(request_id, None)
+
+    def poll(self, request_id: object) -> Literal["pending", "ready", "failed"]:
+        """Tell how far the grammar of a submitted request is; of one that was not submitted, attaching will tell."""
+        if request_id not in self._submitted:
+            return "ready"
+        future, submitted = self._submitted[request_id]
+        if not future.done():
+            return "pending" if time.monotonic() < submitted + self._timeout_s else "failed"
+        return "ready" if future.exception() is None else "failed"
 
     def arrives(self, request: GuidedRequest) -> bool:
         """Tell whether the request is in mid-generation and its slot does not know it."""

@@ -15,7 +15,7 @@ and the copy so overlap the forward pass that the engine has put on the main str
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -399,6 +399,14 @@ class GuidedDecoder:
         """Start compiling the guides of requests that will be in a batch later. Submitting again does nothing."""
         for request in requests:
             self._attaching.submit(request)
+
+    def poll(self, request_id: object) -> Literal["pending", "ready", "failed"]:
+        """Tell how far the grammar of a submitted request is, without waiting.
+
+        "failed" is told once more by the batch that holds the request, and so is a guide that was never submitted, which
+        counts as "ready" here.
+        """
+        return self._attaching.poll(request_id)
 
     def cancel(self, request_ids: Sequence[object]) -> None:
         """Forget submitted requests that have been given up before any batch held them."""

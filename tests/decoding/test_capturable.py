@@ -507,6 +507,25 @@ def test_a_guide_that_was_not_submitted_fails_and_nothing_is_compiled(kit, devic
     assert kit.switches(decoder, 1) == [0]
 
 
+def test_polling(kit):
+    """A1: pending, ready, failed; what was never submitted counts as ready, and attaching tells."""
+    for decoder_class in (gd.GuidedDecoder, gd.CapturableGuidedDecoder):
+        factory = Compiling(kit)
+        decoder = decoder_class(factory, max_num_sequences=1, vocab_size_padded=kit.PADDED, device="cpu")
+        assert decoder.poll("never") == "ready"
+        decoder.submit([kit.context(GUIDE)])
+        assert decoder.poll(0) == "pending"
+        factory.futures[GUIDE].set_result(factory)
+        assert decoder.poll(0) == "ready"
+        factory.futures.clear()
+        decoder.submit([kit.context(GUIDE, request_id="bad")])
+        factory.futures[GUIDE].set_exception(gd.InvalidGuideError("#: no"))
+        assert decoder.poll("bad") == "failed"
+    # taken by the batch that attaches it
+    decoder.add_batch([kit.context(GUIDE)])
+    assert decoder.execute(torch.zeros(1, kit.PADDED)) == [] and len(decoder._preparing._submitted) == 1
+
+
 def test_waiting_deferring_and_giving_up_stay_on_the_callers_thread(kit):
     """A6: bounded waits, and never in a host function."""
     config = gd.GuidedDecodingConfig(compile_timeout_s=0.05)
