@@ -273,8 +273,10 @@ def _select(source: Bits, target: Bits, words: Words, minus_inf: int, rows: Sequ
 # -inf as an integer -> for each value of a mask byte, 0 for its set bits and -inf for the others, [256, 8]
 _FLOORS: Final = {
     minus_inf: np.where(
-        np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1, 0, minus_inf
-    ).astype(f"u{dtype.itemsize}")
+        np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1,
+        np.array(0, f"u{dtype.itemsize}"),
+        np.array(minus_inf, f"u{dtype.itemsize}"),
+    )
     for dtype, (_, minus_inf) in _AS_UNSIGNED.items()
 }
 _thread = threading.local()
