@@ -30,6 +30,8 @@ from gd_plugin.guides.schema.terms import Bools, Choice, Conjunction, Num, Schem
 __all__ = ["build_graph"]
 
 _MAX_NODES = 3_000
+# conjunctions that are looked at, most of them only to prove that alternatives exclude each other
+_MAX_CONJUNCTIONS = 60_000
 # nodes below nodes: engines recurse into them
 _MAX_NESTING = 300
 _MAX_STEPS = 60_000
@@ -61,7 +63,7 @@ class _Graph:
         number = self._numbers.setdefault(conjunction, len(self._conjunctions))
         if number == len(self._conjunctions):
             self._conjunctions.append(conjunction)
-            if number > 4 * _MAX_NODES:
+            if number > _MAX_CONJUNCTIONS:
                 raise _too_large("nodes", number)
         return number
 
@@ -117,6 +119,8 @@ class _Graph:
                 yield branch
                 continue
             choice, *later = choices
+            if len(choice.options) > _MAX_BRANCHES:
+                raise _too_large("alternatives of one value", len(choice.options))
             self._step(len(choice.options))
             for option in reversed(choice.options):
                 stack.append((branch.copy(), list(reversed(option)), list(later), frozenset(known)))
@@ -191,6 +195,7 @@ class _Graph:
         shapes = _prune({number: self._shapes[number] for number in reached})
         if not shapes[root]:
             raise UnsatisfiableGuideError("#: no value satisfies this schema", pointer="#")
+        shapes, root = _merge_equal(shapes, root)
         _check_nesting(shapes, root)
         return _renumber(shapes, root)
 
@@ -326,6 +331,17 @@ def _trim_array(shape: ArrayShape, alive: set[int]) -> ArrayShape | None:
         elif rest is None:
             return None if contains.low else ArrayShape(prefix, None, shape.low, high)
     return ArrayShape(prefix, rest, shape.low, high, contains, choices)
+
+
+def _merge_equal(nodes: dict[int, tuple[Shape, ...]], root: int) -> tuple[dict[int, tuple[Shape, ...]], int]:
+    """Make nodes with the same alternatives one, and again those that are the same for it."""
+    while True:
+        first: dict[tuple[Shape, ...], int] = {}
+        same = {number: first.setdefault(shapes, number) for number, shapes in nodes.items()}
+        if len(first) == len(nodes):
+            return nodes, root
+        root = same[root]
+        nodes = {number: tuple(_renamed(shape, same) for shape in shapes) for shapes, number in first.items()}
 
 
 def _check_nesting(nodes: dict[int, tuple[Shape, ...]], root: int) -> None:

@@ -37,6 +37,7 @@ __all__ = [
     "negate",
     "repeat",
     "text",
+    "weight",
     "words",
 ]
 
@@ -399,13 +400,30 @@ def first_points(node: Language) -> list[int]:
     return [point for point in sorted(found) if point <= MAX_CODE_POINT and not 0xD800 <= point <= 0xDFFF]
 
 
+@lru_cache(maxsize=8192)
+def weight(node: Language) -> int:
+    """Nodes and words of a language, shared parts counted each time."""
+    if isinstance(node, Cat | Alt | And):
+        return 1 + sum(weight(part) for part in node.parts)
+    if isinstance(node, Not | Repeat):
+        return 1 + weight(node.part)
+    return len(node.members) if isinstance(node, Words) else 1
+
+
+# languages over it are not searched for members: a step takes time in proportion
+_MAX_WEIGHT = 20_000
+
+
 @lru_cache(maxsize=2048)
 def is_empty(node: Language, steps: int = 400) -> bool | None:
-    """Whether no text is a member; None when `steps` derivatives did not settle it."""
+    """Whether no text is a member; None when `steps` derivatives, or fewer of a large language, did not settle it."""
     if node.nullable:
         return False
+    if weight(node) > _MAX_WEIGHT:
+        return None
     if any(matches(node, sample) for sample in _samples(node)):
         return False
+    cost = 1 + weight(node) // 200
     seen, stack = {node}, [node]
     while stack:
         state = stack.pop()
@@ -416,7 +434,7 @@ def is_empty(node: Language, steps: int = 400) -> bool | None:
         if isinstance(state, Chars):
             return False
         for point in first_points(state):
-            steps -= 1
+            steps -= cost
             if steps < 0:
                 return None
             following = derive(state, point)

@@ -50,6 +50,8 @@ _ZERO = Fraction(0)
 _MAX_BOUND_DIGITS = 400
 _MAX_VALUES = 1000
 _MAX_RESIDUES = 13
+# values in a row from which they are a range
+_LONG_RUN = 10
 
 
 class TooComplexError(Exception):
@@ -164,7 +166,7 @@ class Numbers:
         """
         numbers = self.settled()
         if numbers.values is not None:
-            return alt(*(_spelling(value) for value in sorted(numbers.values)))
+            return _listed(sorted(numbers.values))
         return _language(numbers)
 
 
@@ -214,6 +216,8 @@ def _integer_range(numbers: Numbers) -> Language:
     """Spellings of the integers inside the bounds."""
     low = None if numbers.low is None else floor(numbers.low) + 1 if numbers.low_open else ceil(numbers.low)
     high = None if numbers.high is None else ceil(numbers.high) - 1 if numbers.high_open else floor(numbers.high)
+    if any(bound is not None and abs(bound) >= 10**_MAX_BOUND_DIGITS for bound in (low, high)):
+        raise TooComplexError(f"a bound with over {_MAX_BOUND_DIGITS} digits")
     parts = []
     if high is None or high >= 0:
         parts.append(_integer_magnitudes(max(low or 0, 0), high))
@@ -320,6 +324,21 @@ def _magnitudes(low: Fraction, over: bool, high: Fraction | None, under: bool, t
     elif low == 0 and high is None and not over:
         return cat(_INTEGER, _FRACTION, alt(EPSILON, cat(_E, _ANY_SIGN, repeat(_DIGIT, 1, None))))
     return alt(plain, _scientific(low, over, high, tight))
+
+
+def _listed(values: list[Fraction]) -> Language:
+    """Spellings of fixed values; runs of integers as ranges."""
+    parts: list[Language] = []
+    start = 0
+    for place, value in enumerate(values, 1):
+        if place < len(values) and value.denominator == 1 and values[place] == value + 1:
+            continue
+        if place - start > _LONG_RUN:
+            parts.append(_integer_range(Numbers(low=values[start], high=value)))
+        else:
+            parts.extend(map(_spelling, values[start:place]))
+        start = place
+    return alt(*parts)
 
 
 @lru_cache(maxsize=1)

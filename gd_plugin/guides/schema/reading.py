@@ -637,14 +637,13 @@ def _read_one_of(reader: Reader, place: Subschema, scopes: _Scopes) -> Conjuncti
     for keyword in reader._keywords(place):
         if keyword in _READERS:
             beside.extend(_READERS[keyword](reader, place, ()))
-    options = []
+    options = [list(_scoped(part, scopes)) for part in parts]
     for index, part in enumerate(parts):
-        terms = list(_scoped(part, scopes))
-        for other, rival in enumerate(parts):
-            if other != index and reader.overlap(tuple(beside), part, rival):
-                terms.extend(reader.invert(rival))
-        options.append(tuple(terms))
-    return (Choice(tuple(options)),)
+        for other in range(index):
+            if reader.overlap(tuple(beside), part, parts[other]):
+                options[index].extend(reader.invert(parts[other]))
+                options[other].extend(reader.invert(part))
+    return (Choice(tuple(map(tuple, options))),)
 
 
 def _not_one_of(reader: Reader, place: Subschema) -> list[Conjunction]:

@@ -10,7 +10,19 @@ complement. Source: RFC 8259, section 7; llguidance's Lark dialect (`&`, `~` on 
 from collections.abc import Callable
 from functools import lru_cache
 
-from gd_plugin.guides.schema.languages import ANY_CHAR, Alt, And, Cat, Chars, Language, Not, Ranges, Repeat, Words
+from gd_plugin.guides.schema.languages import (
+    ANY_CHAR,
+    Alt,
+    And,
+    Cat,
+    Chars,
+    Language,
+    Not,
+    Ranges,
+    Repeat,
+    Words,
+    weight,
+)
 
 __all__ = ["Spelling"]
 
@@ -19,6 +31,8 @@ _SHORT = {34: '"', 92: "\\", 47: "/", 8: "b", 12: "f", 10: "n", 13: "r", 9: "t"}
 _FULL_WORDS = 3000
 # characters of a part from which it gets a name
 _SHARED = 120
+# nodes of a language from which its parts are written one by one
+_LARGE = 2000
 
 
 class Spelling:
@@ -35,7 +49,7 @@ class Spelling:
 
     def json_text(self, language: Language, tail: str = "") -> str:
         """The terminal expression of the JSON strings, quotes included, whose value is in `language`; `tail` is regex."""
-        pattern = self._texts.pattern(language, full=False)
+        pattern = self._texts.pattern(language, full=False) if weight(language) < _LARGE else None
         if pattern is not None:
             return f'/"{pattern}"{tail}/'
         return f'/"/ {self._texts.expression(language)} /"{tail}/'
@@ -54,7 +68,8 @@ class _Speller:
     def pattern(self, node: Language, full: bool) -> str | None:
         """A regex for a node without intersections and complements, else None."""
         if isinstance(node, Chars):
-            return _escaped_set(node.ranges) if self.escaped else _raw_set(node.ranges)
+            body = self._set(node)
+            return body if len(body) < _SHARED else None
         if isinstance(node, Words):
             return self._words(node, full)
         if isinstance(node, Cat):
@@ -74,11 +89,18 @@ class _Speller:
         members = [spell(word) for word in sorted(node.members)]
         return members[0] if len(members) == 1 else f"(?:{'|'.join(members)})" if members else "[a&&b]"
 
+    def _set(self, node: Chars) -> str:
+        return _escaped_set(node.ranges) if self.escaped else _raw_set(node.ranges)
+
     def expression(self, node: Language, full: bool = False) -> str:
         """A Lark terminal expression."""
-        pattern = self.pattern(node, full)
+        # a large one may have parts in common, which get names
+        pattern = self.pattern(node, full) if weight(node) < _LARGE or isinstance(node, Words) else None
         if pattern is not None:
-            return f"/{pattern}/"
+            # two slashes begin a comment
+            return f"/{pattern or '(?:)'}/"
+        if isinstance(node, Chars):
+            return f"/{self._set(node)}/"
         if isinstance(node, Cat):
             return f"({' '.join(self.part(part, full) for part in node.parts)})"
         if isinstance(node, Alt):
@@ -102,7 +124,7 @@ class _Speller:
 
     def anything(self) -> str:
         """All texts."""
-        return self.share(f"/(?:{_escaped_set(ANY_CHAR.ranges)})*/") if self.escaped else "/[0-9.eE+\\-]*/"
+        return f"{self.part(ANY_CHAR, False)}*" if self.escaped else "/[0-9.eE+\\-]*/"
 
 
 def _times(node: Repeat) -> str:
