@@ -6,6 +6,7 @@ Kept here: the choice of a backend is reported, an explicit choice never falls b
 many threads ask for it, and the cache is bounded by bytes.
 """
 
+import json
 import os
 import threading
 from collections import OrderedDict
@@ -21,9 +22,11 @@ from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.grammars.reasoning import ReasoningGrammar
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.grammars.worker import CompileWorker, fill_first_row
-from gd_plugin.guides.guide import Guide
+from gd_plugin.guides.guide import Guide, GuideType
 from gd_plugin.guides.limits import check_limits, compile_weight, num_written_positions
 from gd_plugin.guides.report import Problem
+from gd_plugin.guides.schema import normal_form
+from gd_plugin.guides.structural_tag import embedded_schemas, tag_begin
 
 __all__ = ["CacheInfo", "GrammarMatcherFactory", "shared_factory"]
 
@@ -192,6 +195,8 @@ class GrammarMatcherFactory:
     def _compile(self, guide: Guide) -> CompiledGrammar:
         """Compile with the configured backend, or with the cheapest one that enforces all of the guide."""
         check_limits(guide, self.config)
+        if guide.guide_type is GuideType.STRUCTURAL_TAG and len(guide.guide) <= _MAX_TEXT_HERE:
+            _check_embedded_schemas(guide, self.config)
         if guide.reasoning is not None:
             # the guide behind the free text is a cache entry of its own
             return ReasoningGrammar(guide, self.compile(replace(guide, reasoning=None)), self.vocabulary)
@@ -240,6 +245,25 @@ class GrammarMatcherFactory:
         compiled.reason = reason
         compiled.not_enforced = tuple(problems)
         return CanonicalGrammar(compiled, self.vocabulary) if self.config.canonical_forcing else compiled
+
+
+def _check_embedded_schemas(guide: Guide, config: GuidedDecodingConfig) -> None:
+    """Raise what is wrong with a schema inside a structural tag, with its place in the tag in front."""
+    form = json.loads(guide.guide)["format"]
+    for pointer, schema in embedded_schemas(form):
+        try:
+            normal_form(json.dumps(schema, ensure_ascii=False), config)
+        except UnsupportedGuideError:
+            # each backend says what it cannot enforce
+            continue
+        except GuideError as error:
+            place = pointer + (error.pointer or "#").removeprefix("#")
+            message = str(error).removeprefix(f"{error.pointer}: ")
+            begin = tag_begin(form, pointer)
+            named = f"in the tag {begin!r}: " if begin else ""
+            raise type(error)(
+                f"{place}: {named}{message}", pointer=place, keyword=error.keyword, hint=error.hint
+            ) from error
 
 
 def _cheapest_first(guide: Guide) -> list[str]:

@@ -24,6 +24,7 @@ from gd_plugin.masks.bitmask import allocate_token_bitmask, row_has_valid_token
 __all__ = ["LintReport", "lint"]
 
 _LAST_LATIN = 0x24F
+_PRINTABLE = frozenset(range(0x20, 0x7F))
 
 
 @dataclass(frozen=True)
@@ -140,12 +141,15 @@ def _size(guide: Guide) -> int | None:
 
 def _is_spellable(guide: Guide, vocabulary: Vocabulary) -> bool | None:
     """Tell whether tokens can spell a text of the guide; None if that is not known."""
+    speller = Speller.of(vocabulary)
     if guide.guide_type in TEXT_KINDS:
-        speller = Speller.of(vocabulary)
         # with all that cannot be spelled made impossible, is anything left?
         left = language_of(guide).mapped(lambda leaf: _spelled(leaf, speller)).productive()
         if left.rules[left.start] != NOTHING:
             return True
+    elif all(speller.spell(bytes([byte])) is not None for byte in _PRINTABLE | set(guide.guide.encode())):
+        # JSON needs no more than these, and what the guide itself writes out
+        return True
     # tokens may spell together what they cannot apart
     row = allocate_token_bitmask(1, vocabulary.vocab_size)
     GrammarMatcherFactory(vocabulary).create(guide).fill_next_token_bitmask(row, 0)

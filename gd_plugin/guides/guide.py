@@ -189,7 +189,8 @@ class Guide:
             tools: OpenAI tool definitions.
             tool_choice: "auto" (free text and calls), "required" (calls alone), "none" (free text without calls), or one
                 tool by name, as text or as `{"type": "function", "function": {"name": ...}}`.
-            style: "hermes", "llama" or "function": how the model writes a call.
+            style: "hermes", "llama", "function", "list", "deepseek" or "deepseek31": how the model writes a call; see
+                guides/tools.py.
 
         Raises:
             InvalidGuideError: a tool is not well formed, or the choice names none; names the tool and its place.

@@ -22,7 +22,14 @@ from gd_plugin.guides.ebnf import parse_ebnf
 from gd_plugin.guides.grammar import one_rule, to_xgrammar_ebnf
 from gd_plugin.guides.regex import parse_regex
 
-__all__ = ["embedded_schemas", "formats", "has_inner_free_text", "parse_structural_tag", "to_engine_format"]
+__all__ = [
+    "embedded_schemas",
+    "formats",
+    "has_inner_free_text",
+    "parse_structural_tag",
+    "tag_begin",
+    "to_engine_format",
+]
 
 _MAX_DEPTH = 32
 # field -> (type, default or ... where it must be given); every format takes no other field
@@ -87,6 +94,16 @@ def embedded_schemas(node: dict[str, Any]) -> list[tuple[str, Any]]:
 def formats(node: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a normal form's format and all those inside it."""
     return [item for _, item in _placed_formats(node)]
+
+
+def tag_begin(node: Any, pointer: str) -> str:
+    """Return how the innermost tag around a pointer into a normal form's format begins, "" if there is none."""
+    begin = ""
+    for step in pointer.removeprefix("#/format").split("/")[1:]:
+        if isinstance(node, dict) and node.get("type") == "tag":
+            begin = node["begin"]
+        node = node[int(step)] if isinstance(node, list) else node[step]
+    return begin
 
 
 def has_inner_free_text(node: dict[str, Any]) -> bool:

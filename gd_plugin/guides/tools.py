@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001, RUF002, RUF003 - DeepSeek writes its markers with these characters
 r"""Tools: OpenAI tool definitions -> a structural tag, in the styles that chat models write calls in.
 
 In:  `[{"type": "function", "function": {"name": ..., "parameters": {...}}}]`, `tool_choice` and a style.
@@ -6,9 +7,14 @@ Out: `tools_to_structural_tag(...)`, a spec that guides/structural_tag.py reads.
     hermes      <tool_call>\n{"name": "f", "arguments": {...}}\n</tool_call>      Hermes, Qwen 2.5 and 3
     llama       {"name": "f", "parameters": {...}}                                Llama 3.1 and later, JSON calls
     function    <function=f>{...}</function>                                      Llama 3.1 custom tags
+    list        [{"name": "f", "arguments": {...}}, ...]                          xLAM; Mistral behind its [TOOL_CALLS]
+    deepseek    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{...}\n```<｜tool▁call▁end｜>
+                ...<｜tool▁calls▁end｜>                                             DeepSeek V3 and R1
+    deepseek31  <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{...}<｜tool▁call▁end｜>...<｜tool▁calls▁end｜>  V3.1
 
 `auto` is free text with any number of calls, `required` one call or more and nothing else, a name exactly one call of that
-tool, `none` free text in which no call begins.
+tool, `none` free text in which no call begins. Markers are text: where a tokenizer holds one as a special token that has no
+text (Mistral's [TOOL_CALLS]), it belongs to the prompt. Arguments are JSON: styles that write them as XML are not there.
 Sources: the models' chat templates; OpenAI's API reference for `tools` and `tool_choice`.
 """
 
@@ -23,18 +29,47 @@ __all__ = ["STYLES", "tools_to_structural_tag"]
 
 
 class _Style(NamedTuple):
-    """How a call is written: `begin` and `end` around the arguments, with {name}; what marks a call; between calls."""
+    """How calls are written.
+
+    Attributes:
+        begin: text before the arguments, with {name} as JSON or {plain}.
+        end: text behind them.
+        trigger: text that begins a call, or the first of several.
+        separator: text between two calls.
+        open: text before the first call.
+        close: text behind the last.
+    """
 
     begin: str
     end: str
     trigger: str
     separator: str
+    open: str = ""
+    close: str = ""
 
 
 STYLES: dict[str, _Style] = {
     "hermes": _Style('<tool_call>\n{{"name": {name}, "arguments": ', "}\n</tool_call>", "<tool_call>", "\n"),
     "llama": _Style('{{"name": {name}, "parameters": ', "}", '{"name": ', "; "),
     "function": _Style("<function={plain}>", "</function>", "<function=", "\n"),
+    "list": _Style('{name}, "arguments": ', "}", '[{"name": ', ', {"name": ', '[{"name": ', "]"),
+    "deepseek": _Style(
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{plain}\n```json\n",
+        "\n```<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜>",
+        "\n",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    # cut where what follows a call begins to differ, so that one character tells another call from the close
+    "deepseek31": _Style(
+        "{plain}<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜><｜tool▁call",
+        "<｜tool▁calls▁begin｜>",
+        "▁begin｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+        "s▁end｜>",
+    ),
 }
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -55,13 +90,16 @@ def tools_to_structural_tag(tools: Any, tool_choice: Any = "auto", style: str = 
     tags = [_tag(form, name, schema) for name, schema in parsed.items() if choice in ("auto", "required", "none", name)]
     if choice == "none":
         return _structural({"type": "any_text", "excludes": [form.trigger] if tags else []})
+    calls = {"type": "tags_with_separator", "tags": tags, "separator": form.separator, "at_least_one": True}
     if choice == "auto":
+        if form.open:
+            tags = [{"type": "tag", "begin": form.open, "content": calls, "end": form.close}]
         return _structural({"type": "triggered_tags", "triggers": [form.trigger], "tags": tags})
-    if choice == "required":
-        return _structural(
-            {"type": "tags_with_separator", "tags": tags, "separator": form.separator, "at_least_one": True}
-        )
-    return _structural(tags[0])
+    wanted = calls if choice == "required" else tags[0]
+    if form.open:
+        texts = [{"type": "const_string", "value": text} for text in (form.open, form.close)]
+        wanted = {"type": "sequence", "elements": [texts[0], wanted, texts[1]]}
+    return _structural(wanted)
 
 
 def _structural(form: dict[str, Any]) -> dict[str, Any]:

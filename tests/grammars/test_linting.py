@@ -44,3 +44,23 @@ def test_reasoning_is_no_problem():
 def test_wrong_argument():
     with pytest.raises(TypeError, match="Guide"):
         gd.lint({"type": "object"})
+
+
+JSON_SPELLINGS = [
+    (gd.Guide.json(), True),
+    (gd.Guide.json_schema({"type": "object", "properties": {"é": {"type": "integer"}}}), True),
+    (gd.Guide.tools([{"type": "function", "function": {"name": "f"}}]), True),
+]
+
+
+@pytest.mark.parametrize(("guide", "spellable"), JSON_SPELLINGS)
+def test_bytes_spell_json(guide, spellable):
+    tokens = [bytes([value]) for value in range(256)]
+    assert (
+        gd.lint(guide, tokenizer=gd.Vocabulary.from_bytes([*tokens, None], stop_token_ids=[256])).spellable is spellable
+    )
+
+
+def test_json_that_cannot_begin_is_not_spellable():
+    vocabulary = gd.Vocabulary.from_bytes([b"a", b"b", None], stop_token_ids=[2])
+    assert gd.lint(gd.Guide.json_schema({"type": "object"}), tokenizer=vocabulary).spellable is False

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001, RUF002, RUF003 - DeepSeek writes its markers with these characters
 """Tool calls as chat models write them: the texts are written and read back here, with `json` and `jsonschema`."""
 
 import json
@@ -22,11 +23,33 @@ WRITE = {
     "hermes": lambda name, arguments: f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>',
     "llama": lambda name, arguments: f'{{"name": "{name}", "parameters": {arguments}}}',
     "function": lambda name, arguments: f"<function={name}>{arguments}</function>",
+    "list": lambda name, arguments: f'[{{"name": "{name}", "arguments": {arguments}}}]',
+    "deepseek": lambda name, arguments: (
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "deepseek31": lambda name, arguments: (
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
 }
 READ = {
     "hermes": r'<tool_call>\n\{"name": "(\w+)", "arguments": (.*)\}\n</tool_call>',
     "llama": r'\{"name": "(\w+)", "parameters": (.*)\}',
     "function": r"<function=(\w+)>(.*)</function>",
+    "list": r'\[\{"name": "(\w+)", "arguments": (.*)\}\]',
+    "deepseek": r"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>(\w+)\n```json\n(.*)\n```"
+    r"<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek31": r"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>(\w+)<｜tool▁sep｜>(.*)"
+    r"<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+}
+TWICE = {
+    "hermes": lambda call: f"{call}\n{call}",
+    "llama": lambda call: f"{call}; {call}",
+    "function": lambda call: f"{call}\n{call}",
+    "list": lambda call: f"{call[:-1]}, {call[1:]}",
+    "deepseek": lambda call: call[: -len("<｜tool▁calls▁end｜>")] + "\n" + call[len("<｜tool▁calls▁begin｜>") :],
+    "deepseek31": lambda call: call[: -len("<｜tool▁calls▁end｜>")] + call[len("<｜tool▁calls▁begin｜>") :],
 }
 GOOD = '{"city":"Oslo","days":2}'
 
@@ -70,14 +93,14 @@ def test_one_call(backend, judge, style):
 def test_choices(backend, judge, style):
     skip_if_refused(backend)
     call = WRITE[style]("weather", GOOD)
-    separator = {"hermes": "\n", "llama": "; ", "function": "\n"}[style]
+    twice = TWICE[style](call)
     table = {
         # text: auto, required, none, named
         "": (True, False, True, False),
         "No tool is needed.": (True, False, True, False),
         call: (True, True, False, True),
         f"I ask.\n{call}": (True, False, False, False),
-        f"{call}{separator}{call}": (True, True, False, False),
+        twice: (True, True, False, False),
         f"{call} done": (True, False, False, False),
         call[:-3]: (False, False, False, False),
     }
