@@ -58,8 +58,16 @@ class RowWriter:
 
     def fill(self, matchers: Sequence[GrammarMatcher], rows: Sequence[int]) -> dict[int, Exception]:
         """Fill one row of each matcher; return position -> error for those that could not."""
-        indices = [self._first + row for row in rows]
-        errors = fill_next_token_bitmasks(matchers, self._bitmask, indices, num_threads=self._fill_threads)
+        errors: dict[int, Exception] = {}
+        if len(matchers) == 1:
+            # a call for many takes half as long again as the one row
+            try:
+                matchers[0].fill_next_token_bitmask(self._bitmask, self._first + rows[0])
+            except Exception as error:
+                errors[0] = error
+        else:
+            indices = [self._first + row for row in rows]
+            errors = fill_next_token_bitmasks(matchers, self._bitmask, indices, num_threads=self._fill_threads)
         if self.max_look_ahead:
             for position, matcher in enumerate(matchers):
                 if position not in errors:
@@ -93,10 +101,6 @@ class RowWriter:
         """Copy `row` into `rows` and have them applied."""
         self._words[rows.start : rows.stop] = self._words[row]
         self._token_mask[rows.start : rows.stop] = 1
-
-    def clear(self, row: int) -> None:
-        """Ban every token of the row."""
-        self._words[row] = 0
 
     def ban(self, row: int, token_id: int) -> None:
         """Take one token out of the row."""
