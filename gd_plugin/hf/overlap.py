@@ -12,7 +12,12 @@ ids that were used are compared with the real ones on the main stream, and the a
     host    read ids | match, fill | wait for nothing
     side    ids down ............... rows up, record ----+
     main    forward pass of this step ................... wait, apply, record, sample
+
+tests/hf/test_overlap.py holds this order on a simulated device: no schedule of it changes a token, nothing but the first
+step waits for a forward pass, and a loop that does not wait at its head is told. It has not been run on a GPU.
 """
+
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +50,8 @@ class OverlappedStep:
         self._last_host = device.empty_host(num_rows)
         self._last = device.empty(num_rows)
         self._answers_host = device.empty_host(1 + num_rows)
-        self._answers: torch.Tensor | None = None
+        self._answers = device.empty(1 + num_rows)
+        self._has_answers = False
         self._answers_event = device.event()
 
     def serves(self, input_ids: torch.Tensor) -> bool:
@@ -63,21 +69,22 @@ class OverlappedStep:
             RuntimeError: the ids of the last step were read before they were there.
         """
         device = self._device
-        if not early:
-            device.record(self._ids_event, device.main())
-            device.wait(self._ids_event, device.side)
         # int64 copied as pairs of int32, the only kind of memory a MaskDevice hands out
         flat = input_ids.contiguous().view(torch.int32).reshape(-1)
+        # ids with gaps have just been brought together on the main stream, behind the forward pass
+        if not (early and input_ids.is_contiguous()):
+            device.record(self._ids_event, device.main())
+            device.wait(self._ids_event, device.side)
         if self._ids_host.numel() < flat.numel():
             self._ids_host = device.empty_host(2 * flat.numel())
         device.copy(self._ids_host[: flat.numel()], flat, device.side)
-        if self._answers is not None:
+        if self._has_answers:
             # recorded before this step's forward pass, so this wait is over by now or soon
             device.wait(self._answers_event, device.side)
             device.copy(self._answers_host, self._answers, device.side)
         device.record(self._ids_event, device.side)
         device.synchronize(self._ids_event)
-        if self._answers is not None and bool(self._answers_host[0]):
+        if self._has_answers and bool(self._answers_host[0]):
             raise RuntimeError(
                 "overlap=True read token ids before they were ready, so the last step's mask may be wrong: this version "
                 "of transformers, or this way of generating, does not wait at the head of its loop; pass overlap=False"
@@ -88,7 +95,7 @@ class OverlappedStep:
 
     def banned_rows(self) -> bool:
         """Tell whether, at the last step that was read back, everything legal had been banned before the guide."""
-        return self._answers is not None and bool(self._answers_host[1:].any())
+        return self._has_answers and bool(self._answers_host[1:].any())
 
     def apply(
         self,
@@ -119,20 +126,31 @@ class OverlappedStep:
         self._buffers.copy(self._num_rows)
         out = torch.empty_like(scores, memory_format=torch.contiguous_format)
         device.wait(self._buffers.bitmask_event, device.main())
-        device.launch(lambda: self._on_main(input_ids, scores, out), device.main())
+        bitmask, token_mask = self._buffers.bitmask[: self._num_rows], self._buffers.token_mask[: self._num_rows]
+        device.launch(
+            partial(self._apply_and_check, input_ids, scores, bitmask, token_mask, out),
+            device.main(),
+            reads=(input_ids, scores, bitmask, token_mask, self._last),
+            writes=(out, self._answers),
+        )
         device.record(self._buffers.token_event, device.main())
         device.record(self._answers_event, device.main())
+        self._has_answers = True
         return out
 
-    def _on_main(self, input_ids: torch.Tensor, scores: torch.Tensor, out: torch.Tensor) -> None:
-        bitmask = self._buffers.bitmask[: self._num_rows]
-        token_mask = self._buffers.token_mask[: self._num_rows]
+    def _apply_and_check(
+        self,
+        input_ids: torch.Tensor,
+        scores: torch.Tensor,
+        bitmask: torch.Tensor,
+        token_mask: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
         apply_token_bitmask_(scores, bitmask, token_mask, vocab_size=self._vocab_size, out=out)
         banned = (out.amax(dim=-1) == float("-inf")) & (token_mask != 0)
         # where everything legal was banned before the guide, all of it is let through alike
         legal = apply_token_bitmask_(torch.zeros_like(out), bitmask, token_mask, vocab_size=self._vocab_size)
         torch.where(banned[:, None], legal, out, out=out)
-        stale = torch.zeros(1, dtype=torch.int32, device=scores.device)
+        self._answers[1:] = banned
         if input_ids.shape[1]:
-            stale = (input_ids[:, -1].to(torch.int32) != self._last).any().to(torch.int32)[None]
-        self._answers = torch.cat([stale, banned.to(torch.int32)])
+            self._answers[0] = (input_ids[:, -1].to(torch.int32) != self._last).any()
