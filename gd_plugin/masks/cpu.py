@@ -43,8 +43,8 @@ _MOSTLY_LEGAL: Final = 0.78
 _CHUNK: Final = 1 << 18
 # What a path costs, roughly, in microseconds: a banned column, a selected one, a filled one.
 _BANNED_US, _SELECTED_US, _FILLED_US = 6e-3, 1e-3, 3e-4
-# Work below this many microseconds is not worth a second thread.
-_PARALLEL_FROM_US: Final = 500
+# Work of fewer microseconds is not worth a second thread.
+_PARALLEL_FROM_US: Final = 1000
 
 
 def apply_token_bitmask_cpu(logits: torch.Tensor, arguments: MaskArguments, out: torch.Tensor) -> None:
@@ -176,7 +176,6 @@ def _ban(
     num_columns = target.shape[1]
     minus_inf = _AS_UNSIGNED[out.dtype][1]
     few = int(words.shape[1] * _SPARSE_FRACTION) + 1
-    kernel = _engine_kernel() if out.dtype in _ENGINE_DTYPES else None
     sparse, mostly_legal, mixed = [], [], []
     num_banned = 0.0
     for row, fraction in zip(rows, legal, strict=True):
@@ -191,13 +190,18 @@ def _ban(
         if source is not target:
             for row in mostly_legal:
                 target[row] = source[row]
+        kernel = _engine_kernel() if out.dtype in _ENGINE_DTYPES else None
         if kernel is None:
             mixed += [row for row in mostly_legal if not _ban_few(target[row], words[row], few, minus_inf)]
         else:
             ban = partial(_ban_by_engine, kernel, target, words, minus_inf, out)
             _in_parallel(ban, mostly_legal, num_banned * _BANNED_US)
-    _in_parallel(partial(_keep_few, source, target, words, minus_inf), sparse, len(sparse) * num_columns * _FILLED_US)
-    _in_parallel(partial(_select, source, target, words, minus_inf), mixed, len(mixed) * num_columns * _SELECTED_US)
+    if sparse:
+        keep = partial(_keep_few, source, target, words, minus_inf)
+        _in_parallel(keep, sparse, len(sparse) * num_columns * _FILLED_US)
+    if mixed:
+        select = partial(_select, source, target, words, minus_inf)
+        _in_parallel(select, mixed, len(mixed) * num_columns * _SELECTED_US)
 
 
 def _sampled_legal(words: Words, rows: Sequence[int]) -> list[float]:
@@ -209,14 +213,23 @@ def _sampled_legal(words: Words, rows: Sequence[int]) -> list[float]:
 
 
 def _in_parallel(work: Callable[[Sequence[int]], None], rows: Sequence[int], microseconds: float) -> None:
-    """Call `work` with parts of `rows`, one on this thread and the others beside it, if it takes that long in all."""
-    if not rows:
+    """Call `work` with all `rows`, or, if it takes that long in all, with one at a time on several threads."""
+    num_helpers = min(torch.get_num_threads(), len(rows)) - 1 if microseconds >= _PARALLEL_FROM_US else 0
+    if num_helpers <= 0:
+        work(rows)
         return
-    num_parts = min(torch.get_num_threads(), len(rows)) if microseconds >= _PARALLEL_FROM_US else 1
-    others = [_threads().submit(work, rows[part::num_parts]) for part in range(1, num_parts)]
-    work(rows[::num_parts])
-    for other in others:
-        other.result()
+    # rows are taken from one iterator, so that nobody waits for a helper that the machine has no core for
+    rows_left = iter(rows)
+
+    def take_rows() -> None:
+        for row in rows_left:
+            work((row,))
+
+    helpers = [_threads().submit(take_rows) for _ in range(num_helpers)]
+    take_rows()
+    for helper in helpers:
+        if not helper.cancel():
+            helper.result()
 
 
 @lru_cache(maxsize=1)
