@@ -43,8 +43,8 @@ _MOSTLY_LEGAL: Final = 0.78
 _CHUNK: Final = 1 << 18
 # What a path costs, roughly, in microseconds: a banned column, a selected one, a filled one.
 _BANNED_US, _SELECTED_US, _FILLED_US = 6e-3, 1e-3, 3e-4
-# Work of fewer microseconds is not worth a second thread.
-_PARALLEL_FROM_US: Final = 1000
+# Work of fewer microseconds is not worth a second thread: a busy machine gives it a core some milliseconds late.
+_PARALLEL_FROM_US: Final = 6000
 
 
 def apply_token_bitmask_cpu(logits: torch.Tensor, arguments: MaskArguments, out: torch.Tensor) -> None:
@@ -112,7 +112,13 @@ def apply_plain_token_bitmask_cpu(logits: torch.Tensor, bitmask: torch.Tensor) -
                 logits.data_ptr(), shape, strides, bitmask.data_ptr(), mask_shape, mask_strides, num_columns, None, name
             )
             return True
-    target: Bits = logits.view(_AS_UNSIGNED[logits.dtype][0]).numpy()
+    unsigned, minus_inf = _AS_UNSIGNED[logits.dtype]
+    target: Bits = logits.view(unsigned).numpy()
+    few = int(num_words * _SPARSE_FRACTION)
+    if max(legal) <= 2 * _SPARSE_FRACTION and num_rows * num_columns * _FILLED_US < _PARALLEL_FROM_US:  # noqa: SIM102
+        if all(np.count_nonzero(row) <= few for row in words):
+            _keep_few(target, target, words, minus_inf, rows)
+            return True
     _ban(target, target, words, rows, legal, logits)
     return True
 
