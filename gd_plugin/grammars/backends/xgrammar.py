@@ -225,7 +225,7 @@ class XGrammarBackend(Backend):
                 spec["format"], lambda schema: str(self._schema_grammar(json.dumps(schema)))
             )
             return xgrammar.Grammar.from_structural_tag(spec)
-        return xgrammar.Grammar.from_ebnf(to_xgrammar_ebnf(language_of(guide)))
+        return xgrammar.Grammar.from_ebnf(to_xgrammar_ebnf(language_of(guide), alone=True))
 
     def _enforceable(self, guide: Guide) -> Guide:
         """Return the part of a schema that the engine enforces."""
