@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from gd_plugin.errors import GuideTooLargeError, UnsupportedGuideError
-from gd_plugin.guides.schema.languages import EMPTY, Language, alt, both, is_empty, matches, negate, words
+from gd_plugin.guides.schema.languages import EMPTY, Language, Words, alt, both, is_empty, matches, negate, words
 from gd_plugin.guides.schema.numbers import ANY_NUMBER, Numbers, TooComplexError
 from gd_plugin.guides.schema.patterns import compile_pattern
 from gd_plugin.guides.schema.shapes import (
@@ -118,8 +118,11 @@ class Branch:
             self.number_pointer = term.pointer or self.number_pointer
             self._drop_if("number", self.numbers.is_empty())
         elif isinstance(term, Text):
-            self.texts = [both(*self.texts, term.language)]
-            self._drop_if("string", self.texts[0] == EMPTY)
+            self.texts.append(term.language)
+            # others meet once, when the branch is complete: there may be hundreds
+            if any(isinstance(language, Words) for language in (self.texts[0], term.language)):
+                self.texts = [both(*self.texts)]
+                self._drop_if("string", self.texts[0] == EMPTY)
         elif isinstance(term, ItemCount):
             self.item_count = ItemCount(max(self.item_count.low, term.low), least(self.item_count.high, term.high))
             self._drop_if("array", _crossed(self.item_count))

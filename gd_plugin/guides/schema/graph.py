@@ -38,6 +38,8 @@ _MAX_STEPS = 60_000
 _MAX_BRANCHES = 400
 _MAX_TEST_STEPS = 4_000
 _MAX_TEST_DEPTH = 4
+# what a proof costs beside its own steps
+_TEST_STEPS = 6
 _MAX_DROPPED = 200
 
 
@@ -132,6 +134,7 @@ class _Graph:
             limit = self.steps + _MAX_TEST_STEPS
             self._test_limit = limit if outer is None else min(limit, outer)
             self._overlaps[conjunction] = True
+            self.steps += _TEST_STEPS
             try:
                 self._overlaps[conjunction] = self._may_hold(self.node(conjunction), _MAX_TEST_DEPTH)
             except (_TestLimit, UnsupportedGuideError):

@@ -246,6 +246,8 @@ def both(*parts: Language) -> Language:
             elif piece != ANY_TEXT:
                 found[piece] = None
     pieces = list(found)
+    if members is not None and sum(map(weight, pieces)) * sum(map(len, members)) > 20 * _MAX_WORK:
+        return And((*pieces, Words(members)))
     if members is not None:
         return words(word for word in members if all(matches(piece, word) for piece in pieces))
     pieces = _merge_lengths(pieces)
@@ -412,6 +414,8 @@ def weight(node: Language) -> int:
 
 # languages over it are not searched for members: a step takes time in proportion
 _MAX_WEIGHT = 20_000
+# characters times nodes: a quarter of a second
+_MAX_WORK = 100_000
 
 
 @lru_cache(maxsize=2048)
@@ -421,9 +425,10 @@ def is_empty(node: Language, steps: int = 400) -> bool | None:
         return False
     if weight(node) > _MAX_WEIGHT:
         return None
-    if any(matches(node, sample) for sample in _samples(node)):
+    size = weight(node)
+    if any(len(sample) * size < _MAX_WORK and matches(node, sample) for sample in _samples(node)):
         return False
-    cost = 1 + weight(node) // 200
+    cost = 1 + size // 200
     seen, stack = {node}, [node]
     while stack:
         state = stack.pop()

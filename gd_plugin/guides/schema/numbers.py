@@ -49,7 +49,7 @@ _ZERO = Fraction(0)
 # digits of a bound and values listed one by one, before a schema counts as too complex
 _MAX_BOUND_DIGITS = 400
 _MAX_VALUES = 1000
-_MAX_RESIDUES = 13
+_MAX_RESIDUES = 11
 # values in a row from which they are a range
 _LONG_RUN = 10
 
