@@ -2,8 +2,11 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
+import torch
 
+from gd_plugin.masks.apply import apply_token_bitmask_
 from gd_plugin.masks.shard import VocabShard
 
 
@@ -43,3 +46,23 @@ def test_edges_of_any_kind_compare_equal():
 def test_refusals_name_the_argument(arguments, named):
     with pytest.raises(ValueError, match=named):
         VocabShard(*arguments)
+
+
+def test_shards_of_any_edges_put_together_equal_the_whole():
+    rng = np.random.default_rng(2)
+    for _ in range(150):
+        vocab, world_size = int(rng.integers(1, 300)), int(rng.integers(1, 6))
+        bitmask = torch.from_numpy(rng.integers(-(2**31), 2**31, (2, (vocab + 31) // 32)).astype(np.int32))
+        d2t, total = None, vocab
+        if rng.random() < 0.5:
+            total = int(rng.integers(1, vocab + 1))
+            d2t = torch.from_numpy(np.sort(rng.choice(vocab, total, replace=False)) - np.arange(total))
+        # empty shards, shards of one column, edges inside mask words
+        edges = [0, *np.sort(rng.integers(0, total + 1, world_size - 1)).tolist(), total]
+        logits = torch.from_numpy(rng.standard_normal((2, total))).float()
+        parts = []
+        for rank in range(world_size):
+            shard = VocabShard(rank, world_size, total, edges)
+            part = logits[:, shard.start : shard.stop].clone()
+            parts.append(apply_token_bitmask_(part, bitmask, d2t=d2t, shard=shard, vocab_size=vocab))
+        assert torch.equal(torch.cat(parts, dim=1), apply_token_bitmask_(logits, bitmask, d2t=d2t, vocab_size=vocab))
