@@ -191,10 +191,7 @@ def launch(logits: torch.Tensor, arguments: MaskArguments, out: torch.Tensor, *,
         logits_bitmask_kernel[(num_rows * blocks_per_row,)](
             target if in_place else logits.view(integer),
             target,
-            bitmask,
-            as_bytes(token_mask, bitmask),
-            bitmask if d2t is None else d2t,
-            bitmask if row_index is None else row_index,
+            *mask_tensors(arguments),
             logits.stride(0),
             out.stride(0),
             bitmask.stride(0),
@@ -217,11 +214,17 @@ def launch(logits: torch.Tensor, arguments: MaskArguments, out: torch.Tensor, *,
         )
 
 
-def as_bytes(token_mask: torch.Tensor | None, absent: torch.Tensor) -> torch.Tensor:
-    """Return `token_mask` in a dtype that kernels load; `absent`, which is never read, for None."""
-    if token_mask is None:
-        return absent
-    return token_mask.view(torch.uint8) if token_mask.dtype == torch.bool else token_mask
+def mask_tensors(arguments: MaskArguments) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return (bitmask, token_mask, d2t, row_index) as kernels load them; for what is absent a tensor that is never read."""
+    bitmask, token_mask, d2t, row_index = arguments[:4]
+    if token_mask is not None and token_mask.dtype == torch.bool:
+        token_mask = token_mask.view(torch.uint8)
+    return (
+        bitmask,
+        bitmask if token_mask is None else token_mask,
+        bitmask if d2t is None else d2t,
+        bitmask if row_index is None else row_index,
+    )
 
 
 def variant_of(arguments: MaskArguments, chunk: int) -> int:

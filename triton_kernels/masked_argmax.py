@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from gd_plugin.triton_kernels.logits_bitmask import (
     THREADS,
-    as_bytes,
     chunks_per_program,
     guided_row,
     legal_bits,
+    mask_tensors,
     variant_of,
     widest_chunk,
 )
@@ -97,10 +97,7 @@ def launch_argmax(logits: torch.Tensor, arguments: MaskArguments) -> torch.Tenso
         masked_argmax_kernel[(num_rows * blocks_per_row,)](
             logits,
             keys,
-            bitmask,
-            as_bytes(token_mask, bitmask),
-            bitmask if d2t is None else d2t,
-            bitmask if row_index is None else row_index,
+            *mask_tensors(arguments),
             logits.stride(0),
             bitmask.stride(0),
             num_columns,
