@@ -1,7 +1,9 @@
-"""Forward passes and time of grammar drafting on SmolLM2, greedy: plain guidance, forced text, forced text and lookup.
+"""Forward passes and time of grammar drafting on SmolLM2, greedy: unguided, plain guidance, drafts, canonical forcing.
 
-python benchmarks/drafting.py [--tasks person ...] [--json]     Outputs are compared first; forward passes are exact,
-times are ratios within one run. Five tasks, one model of 135M parameters: no statement about others.
+python benchmarks/drafting.py [--tasks person ...] [--policies ...] [--json]
+A drafted output is compared with the plain one under the same masks before anything is printed. Forward passes are exact;
+times are CPU seconds an output token, as ratios within one run. Five tasks, one model of 135M parameters: no statement
+about others.
 """
 
 import argparse
@@ -85,33 +87,51 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
         ),
     ),
 }
-POLICIES = {"plain": None, "forced": {"prompt_lookup": False}, "forced+lookup": {"prompt_lookup": True}}
+# masks, drafts; None is no guide, and no drafts
+POLICIES: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None]] = {
+    "unguided": (None, None),
+    "plain": ({}, None),
+    "forced": ({}, {"prompt_lookup": False}),
+    "forced+lookup": ({}, {}),
+    "canonical": ({"canonical_forcing": True}, None),
+    "canonical+lookup": ({"canonical_forcing": True}, {}),
+}
 
 
-def run(model: Any, tokenizer: Any, prompt: str, guide: gd.Guide, policy: dict[str, Any] | None) -> dict[str, Any]:
+def run(
+    model: Any, tokenizer: Any, prompt: str, guide: gd.Guide, policy: str, num_tokens: int | None
+) -> dict[str, Any]:
+    """Generate; unguided, as many tokens as plain guidance has."""
+    masks, drafts = POLICIES[policy]
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
     )
     inputs = tokenizer(text, return_tensors="pt")
-    processor = gd.GuidedLogitsProcessor(guide, tokenizer=tokenizer, model=model, whitespace="compact")
-    drafting: Any = None if policy is None else gd.grammar_drafting(**policy)
-    options = {} if drafting is None else {"custom_generate": drafting}
+    options: dict[str, Any] = {"max_new_tokens": MAX_NEW_TOKENS}
+    if masks is None:
+        options = {"max_new_tokens": num_tokens, "min_new_tokens": num_tokens}
+    else:
+        processor = gd.GuidedLogitsProcessor(guide, tokenizer=tokenizer, model=model, whitespace="compact", **masks)
+        options["logits_processor"] = [processor]
+    drafting: Any = None if drafts is None else gd.grammar_drafting(**drafts)
+    if drafting is not None:
+        options["custom_generate"] = drafting
     started = time.process_time()
-    output = model.generate(
-        **inputs, logits_processor=[processor], do_sample=False, max_new_tokens=MAX_NEW_TOKENS, **options
-    )
+    output = model.generate(**inputs, do_sample=False, **options)
     seconds = time.process_time() - started
     tokens = output[0, inputs["input_ids"].shape[1] :].tolist()
     return {
         "tokens": tokens,
         "forwards": len(tokens) if drafting is None else drafting.num_forwards,
-        "seconds": seconds,
+        "seconds_per_token": seconds / len(tokens),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
+    parser.add_argument("--schema", choices=["with", "without", "both"], default="both")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     folder = smollm2_folder()
@@ -121,29 +141,42 @@ def main() -> None:
     for name in arguments.tasks:
         prompt, schema = TASKS[name]
         guide = gd.Guide.json_schema(schema)
-        for with_schema in (False, True):
+        for with_schema in {"with": [True], "without": [False], "both": [False, True]}[arguments.schema]:
             asked = f"{prompt} Answer in JSON" + (
                 f" that obeys this schema: {json.dumps(schema)}" if with_schema else "."
             )
-            results = {policy: run(model, tokenizer, asked, guide, fields) for policy, fields in POLICIES.items()}
-            plain = results["plain"]
+            results: dict[str, dict[str, Any]] = {}
+            for policy in sorted(arguments.policies, key=lambda policy: policy == "unguided"):
+                known = next((len(r["tokens"]) for r in results.values()), 60)
+                results[policy] = run(model, tokenizer, asked, guide, policy, known)
+            for drafted, plain in (("forced", "plain"), ("forced+lookup", "plain"), ("canonical+lookup", "canonical")):
+                if drafted in results and plain in results and results[drafted]["tokens"] != results[plain]["tokens"]:
+                    raise SystemExit(f"{name}: {drafted} differs from {plain}")
             for policy, result in results.items():
-                assert result["tokens"] == plain["tokens"], f"{name}: {policy} differs from plain generation"
-                lines.append(
-                    {
-                        "task": name,
-                        "schema_in_prompt": with_schema,
-                        "policy": policy,
-                        "tokens": len(result["tokens"]),
-                        "forwards": result["forwards"],
-                        "tokens_per_forward": round(len(result["tokens"]) / result["forwards"], 2),
-                        "speed_ratio": round(plain["seconds"] / result["seconds"], 2),
-                    }
-                )
+                line = {
+                    "task": name,
+                    "schema_in_prompt": with_schema,
+                    "policy": policy,
+                    "tokens": len(result["tokens"]),
+                    "forwards": result["forwards"],
+                    "tokens_per_forward": round(len(result["tokens"]) / result["forwards"], 2),
+                }
+                for base in ("unguided", "plain"):
+                    if base in results:
+                        ratio = results[base]["seconds_per_token"] / result["seconds_per_token"]
+                        line[f"times_{base}"] = round(ratio, 2)
+                lines.append(line)
                 if not arguments.json:
-                    print(lines[-1], flush=True)
+                    print(line, flush=True)
     if arguments.json:
         print(json.dumps(lines, indent=1))
+        return
+    for policy in arguments.policies:
+        for with_schema in (False, True):
+            own = [x for x in lines if x["policy"] == policy and x["schema_in_prompt"] == with_schema]
+            if own:
+                tokens, forwards = sum(x["tokens"] for x in own), sum(x["forwards"] for x in own)
+                print(f"{policy}, schema in prompt {with_schema}: {tokens} / {forwards} = {tokens / forwards:.2f}")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ A token that is alone in its mask needs no forward pass (see gd_plugin.hf.drafti
 another spelling.
 """
 
-from collections import OrderedDict
-
 import numpy as np
 import torch
 
@@ -58,25 +56,10 @@ class _Rule:
         self.num_words = num_mask_words(vocabulary.vocab_size)
         self._escapes = escapes
         self._speller = Speller.of(vocabulary)
-        self._spellings: OrderedDict[bytes, int | None] = OrderedDict()
+        self._spellings: dict[bytes, int | None] = {b"": None}  # threads may write the same
 
-    def only_token(self, matcher: GrammarMatcher, row: torch.Tensor) -> int | None:
-        """Return the token that is alone legal in the matcher's state, or None; `row`, int32 [1, W], is overwritten."""
-        text = self._forced_text(matcher, row)
-        if text not in self._spellings:
-            # threads may both spell it, with the same result
-            spelled = spell_text(self.vocabulary, text) if text else None
-            self._spellings[text] = spelled[0] if spelled is not None and len(spelled) > 1 else None
-            while len(self._spellings) > _MAX_SPELLINGS:
-                try:
-                    self._spellings.popitem(last=False)
-                except KeyError:
-                    break
-        token_id = self._spellings.get(text)
-        # a guide may ask for tokens of its own
-        return token_id if token_id is not None and matcher.validate_tokens([token_id]) == 1 else None
-
-    def _forced_text(self, matcher: GrammarMatcher, row: torch.Tensor) -> bytes:
+    def forced_text(self, matcher: GrammarMatcher, row: torch.Tensor) -> bytes:
+        """Return the longest text that must follow; `row`, int32 [1, W], is overwritten."""
         found = bytearray()
         try:
             while len(found) < _MAX_FORCED and (byte := self._forced_byte(matcher, row)) is not None:
@@ -87,6 +70,16 @@ class _Rule:
         finally:
             matcher.rollback(len(found))
         return bytes(found)
+
+    def first_token(self, text: bytes) -> int | None:
+        """Return the first token of forced text, or None if it is the last one too."""
+        known = self._spellings.get(text, -1)
+        if known == -1:
+            spelled = spell_text(self.vocabulary, text)
+            known = spelled[0] if spelled is not None and len(spelled) > 1 else None
+            if len(self._spellings) < _MAX_SPELLINGS:
+                self._spellings[text] = known
+        return known
 
     def _forced_byte(self, matcher: GrammarMatcher, row: torch.Tensor) -> int | None:
         """Return the byte with which every legal token begins, if there is one."""
@@ -112,35 +105,38 @@ class CanonicalMatcher(GrammarMatcher):
         self._inner = inner
         self._rule = rule
         self._scratch = allocate_token_bitmask(1, rule.vocabulary.vocab_size)
-        # of the present state: None is not asked yet, () nothing is forced
-        self._only: tuple[int, ...] | None = None
+        # what must follow; None where it has not been asked yet
+        self._forced: bytes | None = None
 
     def accept_token(self, token_id: int) -> bool:
         """See `GrammarMatcher.accept_token`."""
-        only = self._only_tokens()
-        if only and token_id not in only:
+        only = self._only_token()
+        if only is not None and token_id != only:
             return False
         if not self._inner.accept_token(token_id):
             return False
-        self._only = None
+        text = self._rule.vocabulary.tokens[token_id]
+        # what was forced goes on being forced, so that a run is looked through once
+        forced = self._forced
+        rest = forced[len(text) :] if forced and text and len(text) < len(forced) < _MAX_FORCED else None
+        self._forced = rest if forced is not None and forced.startswith(text) else None
         return True
 
     def rollback(self, num_tokens: int) -> None:
         """See `GrammarMatcher.rollback`."""
         self._inner.rollback(num_tokens)
         if num_tokens:
-            self._only = None
+            self._forced = None
 
     def fill_next_token_bitmask(self, bitmask: torch.Tensor, index: int) -> None:
         """See `GrammarMatcher.fill_next_token_bitmask`."""
         row = checked_row(bitmask, index, self._rule.num_words)
-        only = self._only_tokens()
-        if not only:
+        only = self._only_token()
+        if only is None:
             self._inner.fill_next_token_bitmask(bitmask, index)
             return
         row.zero_()
-        for token_id in only:
-            row[token_id >> 5] = int(np.uint32(1 << (token_id & 31)).view(np.int32))
+        row[only >> 5] = int(np.uint32(1 << (only & 31)).view(np.int32))
 
     def is_terminated(self) -> bool:
         """See `GrammarMatcher.is_terminated`."""
@@ -153,13 +149,13 @@ class CanonicalMatcher(GrammarMatcher):
     def fork(self) -> "CanonicalMatcher":
         """See `GrammarMatcher.fork`."""
         twin = CanonicalMatcher(self._inner.fork(), self._rule)
-        twin._only = self._only
+        twin._forced = self._forced
         return twin
 
     def reset(self) -> None:
         """See `GrammarMatcher.reset`."""
         self._inner.reset()
-        self._only = None
+        self._forced = None
 
     @property
     def num_tokens(self) -> int:
@@ -170,8 +166,10 @@ class CanonicalMatcher(GrammarMatcher):
         """See `GrammarMatcher.forced_text`."""
         return self._inner.forced_text()
 
-    def _only_tokens(self) -> tuple[int, ...]:
-        if self._only is None:
-            token_id = self._rule.only_token(self._inner, self._scratch)
-            self._only = () if token_id is None else (token_id,)
-        return self._only
+    def _only_token(self) -> int | None:
+        """Return the token that alone is legal because of the rule, or None."""
+        if self._forced is None:
+            self._forced = self._rule.forced_text(self._inner, self._scratch)
+        first = self._rule.first_token(self._forced)
+        # a guide may ask for tokens of its own
+        return first if first is not None and self._inner.validate_tokens([first]) == 1 else None

@@ -55,7 +55,12 @@ class _Lookup:
         for size in range(min(_LONGEST_MATCH, len(tail)), _SHORTEST_MATCH - 1, -1):
             start = self._ends.get(tuple(tail[-size:]))
             if start is not None:
-                return self._tokens[start : start + _MAX_COPIED]
+                # a copy may run into itself: what repeats goes on repeating
+                copied = [*self._tokens[start:], *draft][:_MAX_COPIED]
+                period = len(copied)
+                while len(copied) < _MAX_COPIED:
+                    copied.append(copied[-period])
+                return copied
         return []
 
 
