@@ -33,7 +33,7 @@ fix: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.dev
-	for script in benchmarks/generate_overhead.py benchmarks/backends.py benchmarks/apply_cpu.py benchmarks/engine_step.py; do $(BIN)/python $$script || exit 1; done
+	for script in benchmarks/generate_overhead.py benchmarks/backends.py benchmarks/apply_cpu.py benchmarks/engine_step.py benchmarks/capture_step.py; do $(BIN)/python $$script || exit 1; done
 
 gpu-check: $(VENV)/.dev
 	$(BIN)/python benchmarks/gpu_check.py $(ARGS)

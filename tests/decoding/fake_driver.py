@@ -16,16 +16,32 @@ from gd_plugin.decoding import hostfunc
 from gd_plugin.decoding.hostfunc import HostFunctionHandle, HostFunctions
 
 # A launch waits while a function is in flight, as the driver's own lock does: with the interpreter lock held that hangs.
+# Who waits looks for a tenth of a millisecond before it sleeps, as a driver's event synchronisation does.
 SOURCE = r"""
 #include <pthread.h>
+#include <sched.h>
+#include <time.h>
 typedef void (*host_fn)(void *);
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static host_fn functions[4096]; static void *data[4096];
 static long head, tail; static int running, started, capturing;
 static host_fn nodes[64]; static void *node_data[64]; static int num_nodes;
+static int is_empty(void) {
+    return __atomic_load_n(&head, __ATOMIC_ACQUIRE) == __atomic_load_n(&tail, __ATOMIC_ACQUIRE);
+}
+static void look(int until_empty) {
+    struct timespec begun, now;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    do {
+        if (is_empty() == until_empty) return;
+        sched_yield();
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    } while ((now.tv_sec - begun.tv_sec) * 1000000000L + now.tv_nsec - begun.tv_nsec < 100000);
+}
 static void *worker(void *unused) {
     for (;;) {
+        look(0);
         pthread_mutex_lock(&lock);
         while (head == tail) pthread_cond_wait(&changed, &lock);
         host_fn f = functions[head % 4096]; void *d = data[head % 4096]; running = 1;
@@ -62,6 +78,7 @@ void replay(void) {
     pthread_cond_broadcast(&changed); pthread_mutex_unlock(&lock);
 }
 void synchronize(void) {
+    look(1);
     pthread_mutex_lock(&lock);
     while (head != tail) pthread_cond_wait(&changed, &lock);
     pthread_mutex_unlock(&lock);
