@@ -82,7 +82,7 @@ def apply_token_bitmask_cpu(logits: torch.Tensor, arguments: MaskArguments, out:
 
 
 def apply_plain_token_bitmask_cpu(logits: torch.Tensor, bitmask: torch.Tensor) -> bool:
-    """Mask `logits` in place if there is nothing special about them and little to write or little to keep.
+    """Mask `logits` in place if there is nothing special about them.
 
     The shortest way for whole vocabularies: there the work takes microseconds, and so would checking every argument.
 
@@ -107,9 +107,17 @@ def apply_plain_token_bitmask_cpu(logits: torch.Tensor, bitmask: torch.Tensor) -
     if min(legal) >= _MOSTLY_LEGAL and (num_rows - sum(legal)) * num_columns * _BANNED_US < _PARALLEL_FROM_US:
         kernel = _engine_kernel()
         if kernel is not None:
-            strides, mask_strides = (num_columns, 1), (mask_shape[1], 1)
             kernel(
-                logits.data_ptr(), shape, strides, bitmask.data_ptr(), mask_shape, mask_strides, num_columns, None, name
+                logits.data_ptr(),
+                shape,
+                (num_columns, 1),
+                bitmask.data_ptr(),
+                # a mask may have more rows and words: the engine refuses the former
+                (num_rows, num_words),
+                (mask_shape[1], 1),
+                num_columns,
+                None,
+                name,
             )
             return True
     unsigned, minus_inf = _AS_UNSIGNED[logits.dtype]

@@ -268,6 +268,19 @@ def test_nans_of_either_sign_keep_or_lose_their_bits(dtype, density, path):
     assert (as_integers(got).numpy().view(unsigned) == want).all()
 
 
+@pytest.mark.parametrize("density", [0.0, 0.01, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize(("more_rows", "more_words"), [(0, 0), (3, 0), (0, 2), (2, 1)])
+def test_masks_with_rows_and_words_to_spare(density, more_rows, more_words, path):
+    rng = np.random.default_rng(5)
+    for rows in (1, 2):
+        bits = rng.random((rows + more_rows, 32 * (40 + more_words))) < density
+        bits[rows:] ^= True
+        bits[:, 1280:] ^= True
+        logits = random_logits(rng, rows, 1280, torch.float32)
+        want = np.where(bits[:rows, :1280], as_integers(logits), as_integers(torch.full_like(logits, NEG_INF)))
+        assert (as_integers(apply_token_bitmask_(logits, pack(bits))).numpy() == want).all()
+
+
 @pytest.mark.parametrize("density", [0.0, 0.001, 0.5, 0.9, 0.9999])
 @pytest.mark.parametrize("kind", ["alike", "one apart", "out"])
 def test_many_rows_go_to_several_threads(density, kind, path, monkeypatch):
