@@ -118,10 +118,19 @@ def ratio(
     }
 
 
-def raw_step(name: str, matcher: Any, bitmask: torch.Tensor) -> Callable[[int], None]:
-    """Accept and fill as a program would that calls the engine itself."""
+def raw_step(name: str, matcher: Any, bitmask: torch.Tensor, *, helper: bool) -> Callable[[int], None]:
+    """Accept and fill as a program would that calls the engine itself.
+
+    llguidance documents a helper for torch, and behind it a call that takes an address and checks less than we do.
+    """
     engine, nbytes = matcher._engine, bitmask.shape[1] * 4
-    if name == "xgrammar":
+    if name == "llguidance" and helper:
+        from llguidance.torch import fill_next_token_bitmask
+
+        def step(token_id: int) -> None:
+            engine.consume_token(token_id)
+            fill_next_token_bitmask(engine, bitmask, 0)
+    elif name == "xgrammar":
 
         def step(token_id: int) -> None:
             engine.accept_token(token_id)
@@ -135,13 +144,15 @@ def raw_step(name: str, matcher: Any, bitmask: torch.Tensor) -> Callable[[int], 
     return step
 
 
-def bench_step(name: str, grammar: Any, vocabulary: Vocabulary, rounds: int) -> dict[str, float]:
+def bench_step(
+    name: str, grammar: Any, vocabulary: Vocabulary, rounds: int, *, helper: bool = True
+) -> dict[str, float]:
     ids = greedy(vocabulary, DOCUMENT)
     bitmask = allocate_token_bitmask(1, vocabulary.vocab_size)
     check = grammar.create_matcher()
     assert check.validate_tokens(ids) == len(ids)
     ours_ready = [grammar.create_matcher() for _ in range(rounds + 1)]
-    raw_ready = [raw_step(name, grammar.create_matcher(), bitmask) for _ in range(rounds + 1)]
+    raw_ready = [raw_step(name, grammar.create_matcher(), bitmask, helper=helper) for _ in range(rounds + 1)]
 
     def ours() -> None:
         matcher = ours_ready.pop()
@@ -234,6 +245,9 @@ def main() -> None:
         for name in engines:
             grammar = create_backend(name, vocabulary, GuidedDecodingConfig()).compile(Guide.json_schema(SCHEMA))
             report("accept + fill, by engine", name, width, bench_step(name, grammar, vocabulary, arguments.rounds))
+            if name == "llguidance":
+                found = bench_step(name, grammar, vocabulary, arguments.rounds, helper=False)
+                report("accept + fill, by address", name, width, found)
             for num_rows in (8, 32, 64, 256):
                 found = bench_batch(grammar, vocabulary, num_rows, arguments.rounds)
                 report(f"loop by batch, {num_rows} rows", name, width, found)

@@ -2,16 +2,50 @@
 
 In:  matchers of any backend, a bitmask, the row of each.      Out: filled rows, and the errors of the rest by position.
 Where an engine's own threads beat a loop, rows go to them in one call: whoever cannot (another kind of matcher, one that
-has terminated or is in use, an engine that fails as a whole) is filled one by one.
+has terminated or is in use, an engine that fails as a whole) is filled one by one. Whether they do depends on the
+machine, what else runs on it, and how much of their masks guides have cached, so from an adapter's `batch_break_even` on
+both ways are measured as they are used.
 """
 
-from collections.abc import Sequence
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from gd_plugin.grammars.matcher import EngineMatcher, GrammarMatcher, engine_errors, num_cores
 
 __all__ = ["fill_next_token_bitmasks"]
+
+# the slower way is tried again once in so many steps
+_PROBE_STEPS = 64
+_KEPT_TIMES = 3
+
+
+class _Pace:
+    """Which way has been faster lately: seconds a row of the last few steps, by whether they were filled together."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[bool, deque[float]] = {way: deque(maxlen=_KEPT_TIMES) for way in (True, False)}
+        self._num_steps = 0
+
+    def together(self) -> bool:
+        """Choose the way of the next step."""
+        together, alone = self._seconds[True], self._seconds[False]
+        if len(alone) < _KEPT_TIMES:
+            return len(together) <= len(alone)
+        self._num_steps += 1
+        # the shortest time is the one that other programs disturbed least
+        return (min(together) < min(alone)) is not (self._num_steps % _PROBE_STEPS == 0)
+
+    def note(self, together: bool, seconds: float) -> None:
+        """Remember what a step took, `math.inf` if it failed."""
+        self._seconds[together].append(seconds)
+
+
+# by kind of matcher and the number of rows, in powers of two; a race of two threads costs a measurement
+_paces: dict[tuple[type[EngineMatcher], int], _Pace] = {}
 
 
 def fill_next_token_bitmasks(
@@ -35,22 +69,42 @@ def fill_next_token_bitmasks(
     if len(matchers) != len(indices):
         raise ValueError(f"{len(matchers)} matchers need as many rows, got {len(indices)} indices")
     errors: dict[int, Exception] = {}
-    together: set[int] = set()
-    if len(matchers) > 1 and (num_threads or num_cores()) > 1:
+    done: set[int] = set()
+    threads = num_threads or num_cores()
+    if len(matchers) > 1 and threads > 1:
         for kind in set(map(type, matchers)):
-            if issubclass(kind, EngineMatcher) and len(matchers) >= (kind.batch_break_even or len(matchers) + 1):
-                positions = _fillable(kind, matchers, bitmask, indices)
-                if len(positions) >= (kind.batch_break_even or 0):
-                    together |= _fill_together(
-                        kind, matchers, bitmask, indices, positions, num_threads or num_cores(), errors
-                    )
-    for position, matcher in enumerate(matchers):
-        if position not in together:
-            try:
-                matcher.fill_next_token_bitmask(bitmask, indices[position])
-            except Exception as error:
-                errors[position] = error
+            if not issubclass(kind, EngineMatcher) or len(matchers) < (kind.batch_break_even or len(matchers) + 1):
+                continue
+            positions = _fillable(kind, matchers, bitmask, indices)
+            if len(positions) < (kind.batch_break_even or 0):
+                continue
+            pace = _paces.setdefault((kind, len(positions).bit_length()), _Pace())
+            together, start = pace.together(), time.perf_counter()
+            if together:
+                filled = _fill_together(kind, matchers, bitmask, indices, positions, threads, errors)
+            else:
+                _fill_each(matchers, bitmask, indices, positions, errors)
+                filled = set(positions)
+            pace.note(together, (time.perf_counter() - start) / len(filled) if filled else math.inf)
+            done |= filled
+    rest = range(len(matchers)) if not done else [i for i in range(len(matchers)) if i not in done]
+    _fill_each(matchers, bitmask, indices, rest, errors)
     return errors
+
+
+def _fill_each(
+    matchers: Sequence[GrammarMatcher],
+    bitmask: torch.Tensor,
+    indices: Sequence[int],
+    positions: Iterable[int],
+    errors: dict[int, Exception],
+) -> None:
+    """Fill the rows of `positions` one by one."""
+    for position in positions:
+        try:
+            matchers[position].fill_next_token_bitmask(bitmask, indices[position])
+        except Exception as error:
+            errors[position] = error
 
 
 def _fillable(

@@ -1,5 +1,6 @@
 """Batch fill: the rows are those of a loop, and one matcher's failure stays in its row."""
 
+import math
 import random
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ import torch
 from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.errors import MatcherError
 from gd_plugin.grammars.backends.registry import create_backend
-from gd_plugin.grammars.batch import fill_next_token_bitmasks
+from gd_plugin.grammars.batch import _Pace, fill_next_token_bitmasks
 from gd_plugin.grammars.matcher import EngineMatcher, GrammarMatcher
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.guide import Guide
@@ -17,6 +18,14 @@ from gd_plugin.masks.bitmask import allocate_token_bitmask
 from gd_plugin.testing import FakeMatcher
 
 STOP = 256
+
+
+@pytest.fixture(autouse=True)
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways are new to every test, so the first step is filled together."""
+    monkeypatch.setattr("gd_plugin.grammars.batch._paces", {})
+
+
 TOKENS: list[bytes | None] = [*(bytes([byte]) for byte in range(256)), None, b"12", b"]]", b"[["]
 VOCABULARY = Vocabulary.from_bytes(TOKENS, stop_token_ids=[STOP], vocab_size=270)
 GUIDES = [Guide.json(), Guide.regex("[0-9]{1,9}"), Guide.choice(["yes", "no", "12"])]
@@ -54,9 +63,11 @@ def test_equals_a_loop(engines: list[str], num_threads: int | None) -> None:
     matchers = batch(engines, num_rows)
     indices = random.Random(1).sample(range(num_rows + 5), num_rows)
     expected = looped(matchers, num_rows + 5, indices)
-    bitmask = allocate_token_bitmask(num_rows + 5, 270)
-    assert fill_next_token_bitmasks(matchers, bitmask, indices, num_threads=num_threads) == {}
-    assert torch.equal(bitmask, expected)
+    # together and one by one, in turn
+    for _ in range(4):
+        bitmask = allocate_token_bitmask(num_rows + 5, 270)
+        assert fill_next_token_bitmasks(matchers, bitmask, indices, num_threads=num_threads) == {}
+        assert torch.equal(bitmask, expected)
 
 
 @pytest.mark.parametrize("num_rows", [1, 31, 32, 40])
@@ -116,6 +127,28 @@ def test_an_engine_that_fails_as_a_whole_is_looped(monkeypatch: pytest.MonkeyPat
     assert fill_next_token_bitmasks(matchers, bitmask, list(range(40)), num_threads=2) == {}
     assert len(called) == 1
     assert torch.equal(bitmask, looped(matchers, 40, list(range(40))))
+
+
+def ways(pace: _Pace, together_s: float, alone_s: float, num_steps: int) -> list[bool]:
+    """What is chosen when the two ways take these times."""
+    chosen = []
+    for _ in range(num_steps):
+        chosen.append(pace.together())
+        pace.note(chosen[-1], together_s if chosen[-1] else alone_s)
+    return chosen
+
+
+def test_the_faster_way_is_taken() -> None:
+    for together_s, alone_s in ((1.0, 2.0), (2.0, 1.0), (math.inf, 1.0)):
+        pace = _Pace()
+        first, rest = ways(pace, together_s, alone_s, 6), ways(pace, together_s, alone_s, 640)
+        assert first == [True, False] * 3
+        assert rest.count(together_s < alone_s) == 630
+    # and when that changes
+    pace = _Pace()
+    ways(pace, 1.0, 2.0, 100)
+    assert ways(pace, 3.0, 2.0, 400)[-1] is False
+    assert ways(pace, 1.0, 2.0, 400)[-1] is True
 
 
 def test_one_matcher_in_several_rows() -> None:

@@ -165,6 +165,7 @@ def test_a_batch_survives_every_class(engine: str, monkeypatch: pytest.MonkeyPat
         setattr(matchers[7], ATTRIBUTES[engine], Raising(raised(kind)))
         pool = Raising(raised(kind))
         name = "BatchGrammarMatcher" if engine == "xgrammar" else "_executor"
+        monkeypatch.setattr("gd_plugin.grammars.batch._paces", {})
         monkeypatch.setattr(holder, name, lambda *args, pool=pool, **kwargs: pool)
         bitmask = allocate_token_bitmask(300, 257)
         errors = fill_next_token_bitmasks(matchers, bitmask, range(300), num_threads=2)
