@@ -63,13 +63,20 @@ def _state(matcher: GrammarMatcher, vocabulary: Vocabulary) -> tuple[bytes, int,
 
 def _choose(matcher: GrammarMatcher, vocabulary: Vocabulary, rng: random.Random, *, may_stop: bool) -> int | None:
     """Return a legal token, rather a long one; a stop token now and then; None when there is no other."""
-    legal: list[int] = _mask(matcher, vocabulary).nonzero()[0].tolist()
-    text = [i for i in legal if i not in vocabulary.stop_token_set]
-    if may_stop and len(text) < len(legal) and (not text or rng.random() < 0.2):
-        return rng.choice([i for i in legal if i in vocabulary.stop_token_set])
-    if not text:
+    legal = _mask(matcher, vocabulary)
+    stops = [i for i in vocabulary.stop_token_ids if legal[i]]
+    legal[stops] = False
+    text = legal.nonzero()[0]
+    if may_stop and stops and (not len(text) or rng.random() < 0.2):
+        return rng.choice(stops)
+    if not len(text):
         return None
-    return max(rng.sample(text, min(3, len(text))), key=lambda i: len(vocabulary.tokens[i]))
+    return max(_sample(text, 3, rng), key=lambda i: len(vocabulary.tokens[i]))
+
+
+def _sample(ids: "Sequence[int] | npt.NDArray[np.intp]", count: int, rng: random.Random) -> list[int]:
+    """Return up to `count` of `ids`."""
+    return [int(ids[i]) for i in rng.sample(range(len(ids)), min(count, len(ids)))]
 
 
 def _walk(
@@ -91,10 +98,9 @@ def _some_ids(legal: npt.NDArray[np.bool_], vocabulary: Vocabulary, rng: random.
     size = vocabulary.vocab_size
     if size <= _ALL_IDS:
         return list(range(size))
-    pools: list[Sequence[int]] = [legal.nonzero()[0].tolist(), sorted(vocabulary.special_token_ids), range(size)]
     ids = set(vocabulary.stop_token_ids) | {0, size - 1}
-    for pool in pools:
-        ids.update(rng.sample(pool, min(_NUM_SAMPLED_IDS // 3, len(pool))))
+    for pool in (legal.nonzero()[0], sorted(vocabulary.special_token_ids), range(size)):
+        ids.update(_sample(pool, _NUM_SAMPLED_IDS // 3, rng))
     return sorted(ids)
 
 
