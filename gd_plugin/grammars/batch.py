@@ -10,7 +10,7 @@ both ways are measured as they are used.
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
@@ -71,22 +71,24 @@ def fill_next_token_bitmasks(
     errors: dict[int, Exception] = {}
     done: set[int] = set()
     threads = num_threads or num_cores()
-    if len(matchers) > 1 and threads > 1:
-        for kind in set(map(type, matchers)):
-            if not issubclass(kind, EngineMatcher) or len(matchers) < (kind.batch_break_even or len(matchers) + 1):
-                continue
+    kinds = set(map(type, matchers)) if len(matchers) > 1 and threads > 1 else set()
+    for kind in kinds:
+        if not issubclass(kind, EngineMatcher) or len(matchers) < (kind.batch_break_even or len(matchers) + 1):
+            continue
+        pace = _paces.setdefault((kind, len(matchers).bit_length()), _Pace())
+        together, start = pace.together(), time.perf_counter()
+        filled: Collection[int] = ()
+        if together:
             positions = _fillable(kind, matchers, bitmask, indices)
-            if len(positions) < (kind.batch_break_even or 0):
-                continue
-            pace = _paces.setdefault((kind, len(positions).bit_length()), _Pace())
-            together, start = pace.together(), time.perf_counter()
-            if together:
+            if len(positions) >= (kind.batch_break_even or 0):
                 filled = _fill_together(kind, matchers, bitmask, indices, positions, threads, errors)
-            else:
-                _fill_each(matchers, bitmask, indices, positions, errors)
-                filled = set(positions)
-            pace.note(together, (time.perf_counter() - start) / len(filled) if filled else math.inf)
-            done |= filled
+        else:
+            filled = range(len(matchers))
+            if len(kinds) > 1:
+                filled = [i for i in filled if type(matchers[i]) is kind]
+            _fill_each(matchers, bitmask, indices, filled, errors)
+        pace.note(together, (time.perf_counter() - start) / len(filled) if filled else math.inf)
+        done.update(filled)
     rest = range(len(matchers)) if not done else [i for i in range(len(matchers)) if i not in done]
     _fill_each(matchers, bitmask, indices, rest, errors)
     return errors
