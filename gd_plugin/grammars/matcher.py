@@ -208,7 +208,7 @@ class EngineMatcher(GrammarMatcher):
     engine: ClassVar[str] = "the engine"
     # whether `_engine_fill` writes the stop tokens' bits as `_engine_accepting` says, and none past the vocabulary
     fills_whole_row: ClassVar[bool] = False
-    # matchers of one step from which `_engine_fill_many` beats a loop; None: never
+    # matchers of one step from which `_engine_fill_many` may beat a loop; None: never
     batch_break_even: ClassVar[int | None] = None
 
     def __init__(self, vocabulary: Vocabulary) -> None:
