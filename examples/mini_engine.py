@@ -9,6 +9,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -33,6 +34,7 @@ class Request:
     drafts: list[int] = field(default_factory=list)
     reads_prompt: bool = True
     generator: torch.Generator | None = None
+    guide_drafter: gd.Drafter | None = None
     request_id: int = field(default_factory=itertools.count().__next__)
 
     @property
@@ -129,7 +131,8 @@ class MiniEngine:
         vocabulary: its vocabulary.
         num_slots: requests that run at once.
         num_drafts: K, drafts verified in one step.
-        drafter: proposes drafts without looking at logits, `prompt_lookup` for one.
+        drafter: proposes drafts without looking at logits, `prompt_lookup` for one; "guide" is what each request's
+            guide forces, and copies that it allows.
         draft_model: proposes drafts itself, guided too.
         chunk_tokens: prompt tokens read in one step.
         config: settings of the decoder.
@@ -142,7 +145,7 @@ class MiniEngine:
         *,
         num_slots: int = 4,
         num_drafts: int = 0,
-        drafter: Drafter | None = None,
+        drafter: Drafter | Literal["guide"] | None = None,
         draft_model: torch.nn.Module | None = None,
         chunk_tokens: int = 16,
         config: gd.GuidedDecodingConfig | None = None,
@@ -264,8 +267,24 @@ class MiniEngine:
             return
         self.decoder.rollback_rejected_batch(counts)
         for turn in drafting:
-            if self.drafter is not None:
+            if self.drafter == "guide":
+                turn.request.drafts = self._draft_with_guide(turn)
+            elif self.drafter is not None:
                 turn.request.drafts = self.drafter(turn.request.tokens, self.num_drafts)[: self.num_drafts]
+
+    def _draft_with_guide(self, turn: Turn) -> list[int]:
+        request = turn.request
+        if request.guide is None:
+            return []
+        if request.guide_drafter is None:
+            request.guide_drafter = gd.Drafter(self.vocabulary)
+        request.guide_drafter.extend(request.tokens[request.guide_drafter.num_tokens :])
+        matcher = self.decoder.grammar_matchers[turn.slot]
+        if matcher is None:
+            return []
+        # the golden token is consumed by the next step only
+        ahead = matcher.fork()
+        return request.guide_drafter.propose(ahead, self.num_drafts) if ahead.accept_token(request.output[-1]) else []
 
     def _draft_with_model(self, turns: Sequence[Turn], drafting: Sequence[Turn], counts: torch.Tensor) -> None:
         """Run the draft model's loop under the masks. Its step 0 undoes what was rejected, its last step the loop."""
@@ -319,8 +338,8 @@ def main() -> None:
     person = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
     guides = [gd.Guide.json_schema(person), gd.Guide.choice(["yes", "no"]), None]
     questions = ["Ann is 31. As JSON:", "Is water wet?", "Count to five:"]
-    for num_drafts in (0, 4):
-        engine = MiniEngine(model, vocabulary, num_slots=2, num_drafts=num_drafts, drafter=prompt_lookup)
+    for num_drafts in (0, 8):
+        engine = MiniEngine(model, vocabulary, num_slots=2, num_drafts=num_drafts, drafter="guide")
         requests = []
         for question, guide in zip(questions, guides, strict=True):
             prompt = tokenizer.apply_chat_template(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, register_backend
     from gd_plugin.grammars.compiler import CacheInfo, GrammarMatcherFactory
+    from gd_plugin.grammars.forced import Drafter
     from gd_plugin.grammars.linting import LintReport, lint
     from gd_plugin.grammars.matcher import EngineMatcher, GrammarMatcher
     from gd_plugin.grammars.validation import Verdict, validate
@@ -55,6 +56,7 @@ _HOMES = {
     "CompiledGrammar": "gd_plugin.grammars.backends.registry",
     "DeadEndError": "gd_plugin.errors",
     "DraftTree": "gd_plugin.decoding.requests",
+    "Drafter": "gd_plugin.grammars.forced",
     "EngineMatcher": "gd_plugin.grammars.matcher",
     "GrammarMatcher": "gd_plugin.grammars.matcher",
     "GrammarMatcherFactory": "gd_plugin.grammars.compiler",
@@ -101,6 +103,7 @@ __all__ = [
     "CompiledGrammar",
     "DeadEndError",
     "DraftTree",
+    "Drafter",
     "EngineMatcher",
     "GrammarMatcher",
     "GrammarMatcherFactory",

@@ -127,13 +127,20 @@ class Drafter:
         self._guesses = {"copy": _Guess(5.0), "end": _Guess(5.0)}
         # token the tokenizer would write -> token this model writes in its place
         self._habits: dict[int, int] = {}
+        self._num_tokens = 0
         # of the last draft: its tokens, those the tokenizer would have written, and the kind of guess they came by
         self._draft: list[int] = []
         self._usual: list[int] = []
         self._kinds: list[str] = []
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens taken in so far."""
+        return self._num_tokens
+
     def extend(self, token_ids: Sequence[int]) -> None:
         """Take in the tokens by which the row has grown: the prompt, then what the model has chosen."""
+        self._num_tokens += len(token_ids)
         self._learn(token_ids)
         if self._lookup is not None:
             self._lookup.extend(token_ids)

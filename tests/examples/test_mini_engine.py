@@ -106,6 +106,7 @@ WAYS = {
     "plain": {},
     "one slot": {"num_slots": 1},
     "prompt lookup": {"num_drafts": 4, "drafter": "lookup"},
+    "the guide": {"num_drafts": 8, "drafter": "guide"},
     "noise": {"num_drafts": 3, "drafter": "noise"},
     "an oracle": {"num_drafts": 4, "drafter": "oracle"},
     "a draft model": {"num_drafts": 3, "draft_model": "other"},
@@ -124,7 +125,7 @@ def build(engine_module, models, vocabulary, expected, way, rows="repeat"):
                 return whole[len(tokens) : len(tokens) + num_tokens]
         return []
 
-    drafters = {"lookup": engine_module.prompt_lookup, "noise": noise(3), "oracle": oracle}
+    drafters = {"lookup": engine_module.prompt_lookup, "noise": noise(3), "oracle": oracle, "guide": "guide"}
     if "drafter" in options:
         options["drafter"] = drafters[options["drafter"]]
     if "draft_model" in options:
