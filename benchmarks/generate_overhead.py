@@ -3,7 +3,7 @@
 A tiny random model with 151,936 columns; every row has a prompt of its own. Added time a step is the time of the guided
 call minus that of the unguided one in the same round; "inside" is the time spent in the processor alone, which is less
 noisy but leaves out what it does to the caches. The second table calls processors directly on prepared ids, to compare
-short and long outputs. Outputs are checked before a time is printed.
+short and long outputs, which take turns at every step. Outputs are checked before a time is printed.
 
 What it does not show: a real model's step, next to which all of this is smaller, and a GPU.
 
@@ -14,8 +14,9 @@ import argparse
 import base64
 import importlib.util
 import re
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ import gd_plugin as gd
 
 COLUMNS = 151_936
 STOP = 151_643
+# calls timed at each length
+_STEPS = 200
 # few tokens are legal at most places; nearly all are, as inside a JSON string
 GUIDES = {"structural": r'(?:\{"name":"[a-z]{2}","n":[0-9]{2}\},)*', "string": r'[^"\\]*'}
 
@@ -165,38 +168,42 @@ def measure_generate(peers: Peers, model: Any, rounds: int, tokens: int) -> list
     return records
 
 
-def direct_calls(processor: Any, ids: torch.Tensor, length: int, scores: torch.Tensor, beams: bool) -> float:
-    """Return seconds a call around `length` generated tokens, after feeding everything before that."""
-    steps = 64
+def direct_calls(
+    make: Callable[[], Any], ids: torch.Tensor, lengths: Sequence[int], scores: torch.Tensor, beams: bool
+) -> list[float]:
+    """Return for each of `lengths` the median seconds of a call around it; the lengths take turns at every step."""
+    processors = [make() for _ in lengths]
+    for processor, length in zip(processors, lengths, strict=True):
+        # a processor made for one call takes a history of any length behind its prompt
+        processor(ids[:, :1], scores)
+        processor(ids[:, :length], scores)
     order = torch.arange(ids.shape[0])
-    for position in range(1, length):
-        processor(ids[:, :position], scores)
-    start = time.perf_counter()
-    for position in range(length, length + steps):
+    seconds: list[list[float]] = [[] for _ in lengths]
+    for step in range(1, _STEPS + 1):
         if beams:
             order = order.roll(1)
-        processor(ids[order, :position], scores.clone())
-    return (time.perf_counter() - start) / steps
+        for processor, length, found in zip(processors, lengths, seconds, strict=True):
+            step_ids, step_scores = ids[order, : length + step], scores.clone()
+            start = time.perf_counter()
+            processor(step_ids, step_scores)
+            found.append(time.perf_counter() - start)
+    return [statistics.median(found) for found in seconds]
 
 
 def measure_lengths(peers: Peers, rounds: int, lengths: tuple[int, int]) -> list[dict[str, Any]]:
-    """Compare the same processor early and late in an output."""
+    """Compare the same guide early and late in an output."""
     records = []
     rng = torch.Generator().manual_seed(0)
     letters = torch.tensor([peers.vocabulary.tokens.index(text) for text in (b"a", b" the", b"b", b" of", b"1")])
     for batch, beams in ((1, False), (8, False), (4, True)):
-        rows = letters[torch.randint(len(letters), (batch, max(lengths) + 80), generator=rng)]
+        rows = letters[torch.randint(len(letters), (batch, max(lengths) + _STEPS), generator=rng)]
         if beams:
             rows[:, : max(lengths) - 80] = rows[:1, : max(lengths) - 80]  # beams share their beginning
         ids = torch.cat([torch.full((batch, 1), 5), rows], dim=1)
         scores = torch.zeros(batch, COLUMNS)
         make = peers.makers("string")["gd_plugin"]
-        contenders = {
-            str(length): lambda m=make, n=length, i=ids, s=scores, b=beams: direct_calls(m(), i, n, s, b)
-            for length in lengths
-        }
-        measured = interleave(contenders, rounds)
-        early, late = (measured[str(length)] for length in lengths)
+        measured = [direct_calls(make, ids, lengths, scores, beams) for _ in range(rounds + 1)][1:]
+        early, late = ([found[index] for found in measured] for index in range(2))
         records.append(
             {
                 "rows": batch,
@@ -239,7 +246,7 @@ def main() -> None:
         print("\nMissing peer: outlines is not installed.")
     lengths = (100, 4000)
     print(f"\nMilliseconds a call of gd_plugin at {lengths[0]} and at {lengths[1]} generated tokens\n")
-    by_length = measure_lengths(peers, max(3, options.rounds // 2), lengths)
+    by_length = measure_lengths(peers, options.rounds, lengths)
     print_table(
         list(by_length[0]),
         [

@@ -156,6 +156,10 @@ class Kit:
 
     @cached_property
     def foreign(self) -> tuple[PreTrainedTokenizerFast, Any]:
+        return self.new_foreign()
+
+    def new_foreign(self) -> tuple[PreTrainedTokenizerFast, Any]:
+        """Sampling prunes the assistant's head for good, and the translator of a pair of tokenizers remembers it."""
         tokenizer = foreign_tokenizer()
         model = tiny_llama(len(tokenizer), seed=7)
         model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token_id
@@ -252,6 +256,15 @@ MODES = [
         extra=lambda kit: {
             "assistant_model": kit.foreign[1],
             "assistant_tokenizer": kit.foreign[0],
+            "tokenizer": kit.tokenizer,
+        },
+    ),
+    Mode(
+        "foreign_assistant_sample",
+        _SAMPLE,
+        single=True,
+        extra=lambda kit: {
+            **dict(zip(("assistant_tokenizer", "assistant_model"), kit.new_foreign(), strict=True)),
             "tokenizer": kit.tokenizer,
         },
     ),
