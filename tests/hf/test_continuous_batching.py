@@ -193,11 +193,11 @@ def test_a_dead_end_and_an_engine_failure_end_their_request_alone(kit: Kit, mode
     calls = {"fills": 0}
     fill = xgrammar.XGrammarMatcher._engine_fill
 
-    def failing(matcher: Any, row: Any) -> None:
+    def failing(matcher: Any, *arguments: Any) -> None:
         calls["fills"] += 1
         if matcher._engine_forced_text().startswith(b"broken"):
             raise gd.MatcherError("the engine gave up")
-        fill(matcher, row)
+        fill(matcher, *arguments)
 
     with (
         pytest.MonkeyPatch.context() as patch,
