@@ -309,6 +309,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
     def _mend_rows(self, session: Session, rows: StepRows, out: torch.Tensor) -> None:
         """Where something before the guide banned every legal token, let all of them through alike."""
         values: npt.NDArray[Any]
+        minus_inf: float
         if out.dtype == torch.bfloat16:  # numpy has no such type: compare its bits
             values, minus_inf = out.view(torch.int16).numpy(), _BFLOAT16_MINUS_INF
         else:
