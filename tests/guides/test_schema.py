@@ -118,6 +118,9 @@ CASES = {
     ),
     "not": ({"not": {"type": "integer"}}, [1, 1.5, "x", None, {}]),
     "not enum": ({"type": "string", "not": {"enum": ["a", "b"]}}, ["a", "b", "c", ""]),
+    "not maxLength": ({"type": "string", "not": {"maxLength": 2}}, ["", "a", "ab", "abc", "abcd"]),
+    "not minLength": ({"type": "string", "not": {"minLength": 2}}, ["", "a", "ab", "abc"]),
+    "not pattern of any characters": ({"type": "string", "not": {"pattern": "^[^a]{2}$"}}, ["", "b", "bb", "bbb", "ab", "a"]),
     "not pattern": ({"type": "string", "not": {"pattern": "^a"}}, ["a", "ba", "", "ab"]),
     "not required": ({"type": "object", "not": {"required": ["a", "b"]}}, [{}, {"a": 1}, {"b": 1}, {"a": 1, "b": 1}]),
     "if": (

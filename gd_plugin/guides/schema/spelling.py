@@ -106,7 +106,8 @@ class _Speller:
         if isinstance(node, Alt):
             return f"({' | '.join(self.part(part, full) for part in node.parts)})"
         if isinstance(node, Repeat):
-            return f"({self.part(node.part, full)}){_times(node)}"
+            # in brackets as a whole: `~` binds closer than a repeat
+            return f"({self.part(node.part, full)}{_times(node)})"
         if isinstance(node, Not):
             return f"({self.anything()} & ~{self.part(node.part, True)})"
         if not isinstance(node, And):
@@ -124,7 +125,7 @@ class _Speller:
 
     def anything(self) -> str:
         """All texts."""
-        return f"{self.part(ANY_CHAR, False)}*" if self.escaped else "/[0-9.eE+\\-]*/"
+        return f"({self.part(ANY_CHAR, False)}*)" if self.escaped else "/[0-9.eE+\\-]*/"
 
 
 def _times(node: Repeat) -> str:
