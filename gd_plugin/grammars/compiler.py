@@ -23,7 +23,7 @@ from gd_plugin.grammars.reasoning import ReasoningGrammar
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.grammars.worker import CompileWorker, fill_first_row
 from gd_plugin.guides.guide import Guide, GuideType
-from gd_plugin.guides.limits import check_limits, compile_weight, num_written_positions
+from gd_plugin.guides.limits import check_limits, num_written_positions
 from gd_plugin.guides.report import Problem
 from gd_plugin.guides.schema import normal_form
 from gd_plugin.guides.structural_tag import embedded_schemas, tag_begin
@@ -227,7 +227,7 @@ class GrammarMatcherFactory:
 
     def _compile_with(self, name: str, guide: Guide, reason: str) -> CompiledGrammar:
         backend = self._backend(name)
-        large = backend.worker_weight is not None and compile_weight(guide) > backend.worker_weight
+        large = backend.is_large(guide)
         problems: list[Problem] = []
         data: bytes | None = None
         if not large or len(guide.guide) <= _MAX_TEXT_HERE:

@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001, RUF002, RUF003 - DeepSeek writes its markers with these characters
+# ruff: noqa: RUF001, RUF002 - DeepSeek writes its markers with these characters
 r"""Tools: OpenAI tool definitions -> a structural tag, in the styles that chat models write calls in.
 
 In:  `[{"type": "function", "function": {"name": ..., "parameters": {...}}}]`, `tool_choice` and a style.
@@ -10,7 +10,8 @@ Out: `tools_to_structural_tag(...)`, a spec that guides/structural_tag.py reads.
     list        [{"name": "f", "arguments": {...}}, ...]                          xLAM; Mistral behind its [TOOL_CALLS]
     deepseek    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{...}\n```<｜tool▁call▁end｜>
                 ...<｜tool▁calls▁end｜>                                             DeepSeek V3 and R1
-    deepseek31  <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{...}<｜tool▁call▁end｜>...<｜tool▁calls▁end｜>  V3.1
+    deepseek31  <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{...}<｜tool▁call▁end｜>
+                ...<｜tool▁calls▁end｜>                                             DeepSeek V3.1
 
 `auto` is free text with any number of calls, `required` one call or more and nothing else, a name exactly one call of that
 tool, `none` free text in which no call begins. Markers are text: where a tokenizer holds one as a special token that has no

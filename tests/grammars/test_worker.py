@@ -3,6 +3,7 @@
 import pytest
 
 import gd_plugin as gd
+from gd_plugin.grammars.backends.registry import backend_names, create_backend
 from gd_plugin.grammars.compiler import GrammarMatcherFactory
 
 LARGE = r"(ab|[^c]){3000}x"
@@ -88,3 +89,33 @@ def test_auto_takes_the_cheaper_backend(vocabulary):
     factory = GrammarMatcherFactory(vocabulary)
     assert factory.compile(gd.Guide.regex("[ab]{3}")).backend == "xgrammar"
     assert factory.compile(gd.Guide.regex("[ab]{1000}")).backend == "llguidance"
+
+
+CROSSING = [
+    (gd.Guide.regex(r"(ab|[^c]){3}x?"), ["abzé", "zzz", "ababx"]),
+    (gd.Guide.choice(["a", "ab", "é"]), ["a", "ab", "é", "b", "abb"]),
+]
+
+
+@pytest.mark.parametrize(("guide", "texts"), CROSSING)
+@pytest.mark.parametrize("name", backend_names())
+def test_what_crosses_means_the_same(vocabulary, name, guide, texts):
+    try:
+        backend = create_backend(name, vocabulary, gd.GuidedDecodingConfig())
+    except gd.BackendNotInstalledError as error:
+        pytest.skip(str(error))
+    assert not backend.is_large(guide)
+    compiled = backend.compile(guide)
+    crossed = backend.load(guide, backend.dump(compiled))
+    assert crossed.nbytes > 0
+    here, there = compiled.create_matcher(), crossed.create_matcher()
+    rows = gd.allocate_token_bitmask(2, vocabulary.vocab_size)
+    for text in texts:
+        here.reset()
+        there.reset()
+        for byte in text.encode():
+            here.fill_next_token_bitmask(rows, 0)
+            there.fill_next_token_bitmask(rows, 1)
+            assert rows[0].equal(rows[1])
+            assert here.accept_token(byte) == there.accept_token(byte)
+        assert here.is_accepting() == there.is_accepting()

@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001, RUF002, RUF003 - DeepSeek writes its markers with these characters
 """Tool calls as chat models write them: the texts are written and read back here, with `json` and `jsonschema`."""
 
 import json

@@ -231,7 +231,6 @@ class LLGuidanceBackend(Backend):
     """llguidance for one vocabulary and one configuration. Safe to use from several threads."""
 
     name = _NAME
-    worker_weight = _WORKER_WEIGHT
 
     def __init__(self, vocabulary: Vocabulary, config: GuidedDecodingConfig) -> None:
         self._vocabulary = vocabulary
@@ -262,6 +261,10 @@ class LLGuidanceBackend(Backend):
         if guide.guide_type is GuideType.JSON_SCHEMA:
             return schema_problems(guide.guide, self._config, _NAME)
         return []
+
+    def is_large(self, guide: Guide) -> bool:
+        """See `Backend.is_large`."""
+        return compile_weight(guide) > _WORKER_WEIGHT
 
     def compile(self, guide: Guide) -> CompiledGrammar:
         """See `Backend.compile`."""

@@ -49,8 +49,8 @@ _MAX_STATES: Final = 5000
 _BYTES_PER_TRANSITION: Final = 16
 # of memory, for each byte of an index's serialisation: 4 bytes of a token and 4 of a state are 16 in a hash table
 _NBYTES_PER_BYTE: Final = 2
-# an index is built in hundredths of a second for each state
-_WORKER_WEIGHT: Final = 100
+# an index that should take longer than this is built in another process
+_MAX_BUILD_S_HERE: Final = 0.5
 
 _vocabularies: "weakref.WeakKeyDictionary[Vocabulary, dict[str, Any]]" = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
@@ -144,11 +144,12 @@ class OutlinesCoreBackend(Backend):
     """outlines-core for one vocabulary and one configuration. Safe to use from several threads."""
 
     name = _NAME
-    worker_weight = _WORKER_WEIGHT
 
     def __init__(self, vocabulary: Vocabulary, config: GuidedDecodingConfig) -> None:
         self._vocabulary = vocabulary
-        affordable = int(config.compile_timeout_s / (_BUILD_S_PER_STATE_AND_TOKEN * vocabulary.vocab_size))
+        per_state_s = _BUILD_S_PER_STATE_AND_TOKEN * vocabulary.vocab_size
+        self._max_states_here = int(_MAX_BUILD_S_HERE / per_state_s)
+        affordable = int(config.compile_timeout_s / per_state_s)
         self._max_states = max(1, min(affordable, _MAX_STATES))
 
     def problems(self, guide: Guide) -> list[Problem]:
@@ -177,6 +178,13 @@ class OutlinesCoreBackend(Backend):
             )
             return [Problem("#", "size", _NAME, message)]
         return []
+
+    def is_large(self, guide: Guide) -> bool:
+        """See `Backend.is_large`."""
+        if guide.guide_type not in TEXT_KINDS:
+            return False
+        node = to_regular(language_of(guide))
+        return node is None or estimate_states(node, self._max_states_here) is None
 
     def compile(self, guide: Guide) -> CompiledGrammar:
         """See `Backend.compile`. Holds no lock of Python's while the index is built."""

@@ -53,9 +53,6 @@ class Backend(ABC):
     """A grammar engine for one vocabulary and one configuration. Safe to use from several threads."""
 
     name: ClassVar[str]
-    # guides over this `compile_weight` compile in another process first, which can be ended; None: another process cannot
-    # create this backend by its name
-    worker_weight: ClassVar[int | None] = None
 
     @abstractmethod
     def problems(self, guide: Guide) -> list[Problem]:
@@ -68,6 +65,13 @@ class Backend(ABC):
         Raises:
             GuideError: the guide is wrong; the message has the place in front.
         """
+
+    def is_large(self, guide: Guide) -> bool:
+        """Tell whether a guide should compile in another process first, which can be ended.
+
+        Only where another process can create this backend by its name.
+        """
+        return False
 
     def dump(self, compiled: CompiledGrammar) -> bytes:
         """Return what `load` makes a compiled grammar of this backend from, in another process.
