@@ -36,7 +36,6 @@ GUIDES = {
     "400 letters": (gd.Guide.regex(r"[a-z ]{0,400}x"), WORDS),
     "60 word characters": (gd.Guide.regex(r"[\w ]{0,60}!"), WORDS),
     "words": (gd.Guide.regex(r"[a-z]{1,40}( [a-z]{1,40}){0,30}"), WORDS),
-    "repeats of repeats": (gd.Guide.regex(r"(\w{1,60}\s?){1,60}"), WORDS),
     "2,000 choices": (gd.Guide.choice([f"option {i}" for i in range(2000)]), "option 1234"),
     "arithmetic": (
         gd.Guide.ebnf('root ::= t ("+" t)*\nt ::= f ("*" f)*\nf ::= [0-9]+ | "(" root ")"'),

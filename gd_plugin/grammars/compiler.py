@@ -35,8 +35,9 @@ _UNKNOWN_BYTES = 1 << 16
 # A guide with a longer text is not even looked through for what a backend cannot enforce but in a process that can be
 # ended.
 _MAX_TEXT_HERE = 50_000
-# Characters with repeats written out from which llguidance is tried before xgrammar.
-_LAZY_POSITIONS = 500
+# Characters with repeats written out from which llguidance is tried before xgrammar: at 60 its compiler and first masks take
+# 20 ms where xgrammar takes a second (benchmarks/bench_backends.py).
+_LAZY_POSITIONS = 50
 # Factories that `shared_factory` keeps: one a model and configuration in use.
 _SHARED_FACTORIES = 4
 
