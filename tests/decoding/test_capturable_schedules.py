@@ -10,7 +10,7 @@ import torch
 import gd_plugin as gd
 from gd_plugin.masks.device import CpuDevice
 from gd_plugin.testing import SimulatedDevice, SimulatedDeviceError
-from tests.decoding.capture_engine import COLUMNS, SLOTS, Engine, run_program
+from tests.decoding.capture_engine import COLUMNS, GUIDES, SLOTS, Engine, run_program
 from tests.fuzz import pick
 
 NUM_PROGRAMS = 40
@@ -21,9 +21,13 @@ PROTOCOL = ("decoding/capturable.py", "decoding/decoder.py", "decoding/tokens.py
 @pytest.fixture(scope="module")
 def matchers():
     texts = ["{", "}", "[", "]", '"', ":", ",", " ", "a", "b", "c", "1", "2", "true", "null"]
-    return gd.GrammarMatcherFactory(
+    factory = gd.GrammarMatcherFactory(
         gd.Vocabulary.from_bytes([*(text.encode() for text in texts), None], stop_token_ids=[15])
     )
+    # ahead, so that no decoder's time limit counts a slow machine's first compilation
+    for guide in filter(None, GUIDES):
+        factory.compile(guide)
+    return factory
 
 
 def run(decoder_class, matchers, device, program, **options):
