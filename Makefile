@@ -6,6 +6,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# processes of the tests
+WORKERS ?= 2
 # triton_kernels/ at the top of the checkout must not be importable under that name: it belongs to another distribution
 export PYTHONSAFEPATH := 1
 export HF_HUB_OFFLINE := 1
@@ -16,7 +18,7 @@ demo: $(VENV)/.demo
 	$(BIN)/python examples/quickstart.py $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-vllm:
 	PYTHON=$(PYTHON) .ci/test-vllm $(ARGS)
