@@ -194,7 +194,10 @@ class GrammarMatcherFactory:
         return backend
 
     def _compile(self, guide: Guide) -> CompiledGrammar:
-        """Compile with the configured backend, or with the cheapest one that enforces all of the guide."""
+        """Compile with the configured backend, or with the cheapest one that enforces all of the guide.
+
+        Without `strict`, where none enforces all of it: with the one that drops least.
+        """
         check_limits(guide, self.config)
         if guide.guide_type is GuideType.STRUCTURAL_TAG and len(guide.guide) <= _MAX_TEXT_HERE:
             _check_embedded_schemas(guide, self.config)
@@ -205,16 +208,23 @@ class GrammarMatcherFactory:
             return self._compile_with(self.config.backend, guide, "chosen by the caller")
         refused: dict[str, GuideError] = {}
         missing: dict[str, str] = {}
-        for name in _cheapest_first(guide):
+        names = _cheapest_first(guide)
+        for name in names:
             try:
                 reason = "cheapest backend that enforces all of the guide"
                 if refused:
                     reason += f" ({', '.join(refused)} cannot)"
-                return self._compile_with(name, guide, reason)
+                return self._compile_with(name, guide, reason, exactly=True)
             except (UnsupportedGuideError, GuideTooLargeError) as error:
                 refused[name] = error
             except BackendNotInstalledError as error:
                 missing[name] = str(error)
+        if not self.config.strict:
+            for name in sorted(refused, key=lambda name: self._num_dropped(name, guide)):
+                try:
+                    return self._compile_with(name, guide, "no backend enforces all of the guide; this one drops least")
+                except (UnsupportedGuideError, GuideTooLargeError) as error:
+                    refused[name] = error
         reasons = {name: str(error) for name, error in refused.items()} | missing
         first = next(iter(refused.values()), None)
         detail = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
@@ -226,16 +236,21 @@ class GrammarMatcherFactory:
             reasons=reasons,
         ) from first
 
-    def _compile_with(self, name: str, guide: Guide, reason: str) -> CompiledGrammar:
+    def _num_dropped(self, name: str, guide: Guide) -> int:
+        # looking at a longer text is work for the worker, and one backend is as good as another then
+        return len(self._backend(name).problems(guide)) if len(guide.guide) <= _MAX_TEXT_HERE else 0
+
+    def _compile_with(self, name: str, guide: Guide, reason: str, exactly: bool = False) -> CompiledGrammar:
+        exactly = exactly or self.config.strict
         backend = self._backend(name)
         large = backend.is_large(guide)
         problems: list[Problem] = []
         data: bytes | None = None
         if not large or len(guide.guide) <= _MAX_TEXT_HERE:
             problems = backend.problems(guide)
-        if large and not (problems and self.config.strict):
+        if large and not (problems and exactly):
             problems, data = self._worker.compile(name, guide)
-        if problems and self.config.strict:
+        if problems and exactly:
             raise _refusal(name, problems)
         if data is None:
             compiled = backend.compile(guide)

@@ -26,6 +26,9 @@ __all__ = ["Session", "StepRows", "guide_of_row", "spell"]
 
 Ids = npt.NDArray[np.int64]
 
+# the deepest known node of a row's history, None where it is unguided, and the tokens behind that
+_Place = tuple[Node | None, list[int]]
+
 # tokens at a row's end that are compared first when beams have been reordered
 _TAIL = 8
 
@@ -110,6 +113,8 @@ class Session:
         self.nodes: list[Node | None] = [None if tree is None else tree.root for tree in self._row_trees]
         self._ids = self.prompt
         self.generated: Ids = self.prompt[:, self.prompt_len :]
+        # what `continues` found, for the `follow` behind it: histories are long
+        self._located: tuple[Ids, list[_Place]] | None = None
         # drafts in use: masks of histories that were left will be asked for again
         self._revisits = False
 
@@ -128,9 +133,9 @@ class Session:
             return False
         if not np.array_equal(ids[:, : self.prompt_len], self.prompt):
             return False
-        if self.is_next_step(ids):
-            return True
-        return all(len(rest) <= 1 for _, rest in self._locate(ids[:, self.prompt_len :]))
+        located = self._locate(ids[:, self.prompt_len :])
+        self._located = ids, located
+        return all(len(rest) <= 1 for _, rest in located)
 
     def follow(self, ids: Ids, *, next_step: bool | None = None) -> list[Node | None]:
         """Return the node of each row of int64 [B, L]; None where the row is unguided.
@@ -144,9 +149,11 @@ class Session:
         else:
             generated = ids[:, self.prompt_len :]
             self._revisits = self._revisits or 0 < generated.shape[1] <= self.generated.shape[1]
-            nodes = self._follow_any(generated)
+            found = self._located
+            nodes = self._follow_any(found[1] if found is not None and found[0] is ids else self._locate(generated))
         if not self._revisits:
             self._drop_left_masks(nodes)
+        self._located = None
         self.nodes = nodes
         self._ids = ids.copy()
         self.generated = self._ids[:, self.prompt_len :]
@@ -173,9 +180,8 @@ class Session:
                 nodes[row] = reached
         return nodes
 
-    def _follow_any(self, generated: Ids) -> list[Node | None]:
+    def _follow_any(self, starts: list[_Place]) -> list[Node | None]:
         """Rows have been reordered, shortened, or have grown by more than a token."""
-        starts = self._locate(generated)
         nodes: list[Node | None] = [None] * self.num_rows
         for tree, rows in self._tree_rows:
             moves: list[tuple[Node, int]] = []
@@ -251,9 +257,9 @@ class Session:
         """Matchers alive in all rows."""
         return sum(tree.num_matchers for tree in self._trees)
 
-    def _locate(self, generated: Ids) -> list[tuple[Node | None, list[int]]]:
+    def _locate(self, generated: Ids) -> list[_Place]:
         """For each row the deepest known node of its history, and the tokens behind that."""
-        located: list[tuple[Node | None, list[int]]] = []
+        located: list[_Place] = []
         for row, tree in enumerate(self._row_trees):
             if tree is None:
                 located.append((None, []))

@@ -196,6 +196,17 @@ def test_the_choice_of_a_backend_is_reported(vocabulary: gd.Vocabulary) -> None:
     assert chosen.not_enforced == ()
 
 
+def test_without_strict_nothing_is_dropped_that_a_backend_enforces(vocabulary: gd.Vocabulary) -> None:
+    factory = gd.GrammarMatcherFactory(vocabulary, config=gd.GuidedDecodingConfig(strict=False))
+    only_llguidance = {"oneOf": [{"type": "integer", "minimum": 3}, {"type": "string", "pattern": "^a+$"}]}
+    whole = factory.compile(gd.Guide.json_schema(only_llguidance))
+    assert (whole.backend, whole.not_enforced) == ("llguidance", ())
+    unique = {"type": "array", "uniqueItems": True, "items": {"type": "string"}}
+    both = factory.compile(gd.Guide.json_schema({"anyOf": [only_llguidance, unique]}))
+    assert both.backend == "llguidance"
+    assert [problem.keyword for problem in both.not_enforced] == ["uniqueItems"]
+
+
 def test_an_explicit_choice_never_falls_back(vocabulary: gd.Vocabulary) -> None:
     with pytest.raises(ValueError, match=r"nonesuch.*xgrammar"):
         gd.GrammarMatcherFactory(vocabulary, backend="nonesuch")
