@@ -31,6 +31,7 @@ from gd_plugin.masks.arguments import MaskArguments
 from gd_plugin.masks.bitmask import legal_columns
 from gd_plugin.masks.cpu import apply_token_bitmask_cpu
 from gd_plugin.masks.device import open_device
+from gd_plugin.masks.outputs import OutputBuffers
 
 __all__ = ["GuidedLogitsProcessor"]
 
@@ -114,6 +115,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         self._last_shape: tuple[int, int] | None = None
         self._warned = False
         self._budget: Budget | None = None
+        self._outputs = OutputBuffers()
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return guided scores.
@@ -295,8 +297,8 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         return forced if forced <= special else frozenset()
 
     def _apply(self, session: Session, rows: StepRows, scores: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(scores, memory_format=torch.contiguous_format)
         if scores.device.type == "cpu":
+            out = self._outputs.empty_like(scores)
             if out.numel():
                 row_index = torch.from_numpy(rows.row_index)
                 # what apply_token_bitmask_ would check is so by construction
@@ -304,6 +306,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
                 apply_token_bitmask_cpu(scores, arguments, out)
                 self._mend_rows(session, rows, out)
             return out
+        out = torch.empty_like(scores, memory_format=torch.contiguous_format)
         return self._apply_on_device(session, rows, scores, out)
 
     def _mend_rows(self, session: Session, rows: StepRows, out: torch.Tensor) -> None:
