@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 # triton_kernels/ at the top of the checkout must not be importable under that name: it belongs to another distribution
 export PYTHONSAFEPATH := 1
+# a benchmark finds its helpers beside it, and nothing of the checkout's top
+BENCHMARK := env -u PYTHONSAFEPATH $(BIN)/python
 export HF_HUB_OFFLINE := 1
 
 .PHONY: demo test test-vllm check fix bench gpu-check conformance soak clean
@@ -35,13 +37,13 @@ fix: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.dev
-	for script in benchmarks/generate_overhead.py benchmarks/backends.py benchmarks/apply_cpu.py benchmarks/engine_step.py benchmarks/capture_step.py; do $(BIN)/python $$script || exit 1; done
+	for script in benchmarks/generate_overhead.py benchmarks/backends.py benchmarks/apply_cpu.py benchmarks/engine_step.py benchmarks/capture_step.py; do $(BENCHMARK) $$script || exit 1; done
 
 gpu-check: $(VENV)/.dev
-	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
+	$(BENCHMARK) benchmarks/gpu_check.py $(ARGS)
 
 conformance: $(VENV)/.dev
-	$(BIN)/python benchmarks/conformance.py "$(DATA)" $(ARGS)
+	$(BENCHMARK) benchmarks/conformance.py "$(DATA)" $(ARGS)
 
 soak: $(VENV)/.dev
 	GD_PLUGIN_FUZZ=long $(BIN)/python -m pytest $(ARGS)

@@ -24,8 +24,10 @@ def gpu_check(monkeypatch):
 
 def run(*arguments, **environment):
     command = [sys.executable, str(BENCHMARKS / "gpu_check.py"), *arguments]
+    # as `make gpu-check` runs it: the folder of the script is on its path
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment}, check=False
+        command, capture_output=True, text=True, timeout=300, env={**inherited, **environment}, check=False
     )
 
 
