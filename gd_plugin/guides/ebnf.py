@@ -12,6 +12,7 @@ Errors name line and column.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
@@ -135,19 +136,7 @@ class _Parser:
             scanner.position += 1
 
     def _alternatives(self, depth: int) -> Node:
-        scanner = self.scanner
-        if depth > _MAX_NESTING:
-            raise GuideTooLargeError(
-                f"{scanner.place()}: the grammar nests over {_MAX_NESTING} groups; name the inner parts as rules",
-                pointer=scanner.place(),
-                limit="max_depth",
-                value=depth,
-            )
-        options = [self._sequence(depth)]
-        while scanner.peek() == "|":
-            scanner.position += 1
-            options.append(self._sequence(depth))
-        return either(options)
+        return read_alternatives(self.scanner, depth, self._sequence)
 
     def _sequence(self, depth: int) -> Node:
         scanner = self.scanner
@@ -245,6 +234,26 @@ class _Parser:
                 scanner.position += 1
         scanner.position += 1
         return Literal("".join(characters))
+
+
+def read_alternatives(scanner: Scanner, depth: int, read_sequence: Callable[[int], Node]) -> Node:
+    """Read sequences with `|` between them, `depth` groups deep.
+
+    Raises:
+        GuideTooLargeError: too deep.
+    """
+    if depth > _MAX_NESTING:
+        raise GuideTooLargeError(
+            f"{scanner.place()}: the grammar nests over {_MAX_NESTING} groups; name the inner parts as rules",
+            pointer=scanner.place(),
+            limit="max_depth",
+            value=depth,
+        )
+    options = [read_sequence(depth)]
+    while scanner.peek() == "|":
+        scanner.position += 1
+        options.append(read_sequence(depth))
+    return either(options)
 
 
 def read_class(scanner: Scanner) -> CharSet:

@@ -16,15 +16,14 @@ import re
 from functools import lru_cache
 from typing import NoReturn
 
-from gd_plugin.errors import GuideError, GuideTooLargeError
-from gd_plugin.guides.ebnf import Scanner, checked_grammar, read_escape
+from gd_plugin.errors import GuideError
+from gd_plugin.guides.ebnf import Scanner, checked_grammar, read_alternatives, read_escape
 from gd_plugin.guides.expression import Literal, Node, Reference, char_set, either, repeat, sequence
 from gd_plugin.guides.grammar import Grammar
 from gd_plugin.guides.regex import parse_regex
 
 __all__ = ["parse_lark"]
 
-_MAX_NESTING = 100
 _IGNORED = " ignored "
 _SPACE = re.compile(r"(?:\s+|//[^\n]*|#[^\n]*)*")
 _NAME = re.compile(r"[A-Za-z_]\w*", re.A)
@@ -165,19 +164,7 @@ class _Parser:
             self._define(alias, parse_regex(_COMMON[name]), begin)
 
     def _alternatives(self, depth: int) -> Node:
-        scanner = self.scanner
-        if depth > _MAX_NESTING:
-            raise GuideTooLargeError(
-                f"{scanner.place()}: the grammar nests over {_MAX_NESTING} groups; name the inner parts as rules",
-                pointer=scanner.place(),
-                limit="max_depth",
-                value=depth,
-            )
-        options = [self._sequence(depth)]
-        while scanner.peek() == "|":
-            scanner.position += 1
-            options.append(self._sequence(depth))
-        return either(options)
+        return read_alternatives(self.scanner, depth, self._sequence)
 
     def _sequence(self, depth: int) -> Node:
         scanner = self.scanner
