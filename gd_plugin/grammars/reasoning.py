@@ -14,7 +14,6 @@ the free part are counted; from `max_tokens` on, only what spells the rest of th
 Kept here: mask = accept set; rollback restores every part of the state.
 """
 
-import threading
 from collections.abc import Iterable
 from operator import index as whole_number
 from typing import NamedTuple
@@ -36,6 +35,7 @@ __all__ = ["ReasoningGrammar", "ReasoningMatcher"]
 _SPACE = b" \t\r\n"
 # White space before a start marker: models write a line end or two; more would be a way never to begin.
 _MAX_OPENING_SPACE = 16
+_NEVER = _MAX_OPENING_SPACE + 1
 
 _OPENING, _FREE, _GUIDE = range(3)
 
@@ -106,10 +106,10 @@ class _Plan:
                 keyword="end",
                 hint="use the marker that the model was trained with",
             )
-        self._lock = threading.Lock()
         self._begins: dict[bytes, bool] = {}
         self._rows: dict[tuple[int, ...], npt.NDArray[np.int32]] = {}
-        self._fresh: npt.NDArray[np.int32] | None = None
+        self._fresh: tuple[npt.NDArray[np.int32], frozenset[int]] | None = None
+        self._spaced: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
 
     def step_end(self, matched: int, text: bytes) -> tuple[int, int]:
         """Advance the search for the end marker over `text`.
@@ -129,17 +129,20 @@ class _Plan:
 
     def begins(self, text: bytes) -> bool:
         """Tell whether a text of the guide can begin with `text`, as far as the vocabulary can spell it."""
-        token_id = next(self.speller.equal_to(text), None)
+        fresh, first_bytes = self._fresh_tokens()
+        if text[0] not in first_bytes:
+            return False
+        token_id = self.speller.token_ids.get(text)
         if token_id is not None:
-            return bool(self._fresh_row()[token_id >> 5] >> (token_id & 31) & 1)
+            return _has(fresh, token_id)
+        # not bounded: there are no more texts than ends of tokens behind white space or an end marker
         known = self._begins.get(text)
         if known is None:
             ids = self.speller.spell(text)
-            known = ids is not None and self.inner.create_matcher().validate_tokens(ids) == len(ids)
-            with self._lock:
-                if len(self._begins) > 10_000:
-                    self._begins.clear()
-                self._begins[text] = known
+            known = (
+                ids is not None and _has(fresh, ids[0]) and self.inner.create_matcher().validate_tokens(ids) == len(ids)
+            )
+            self._begins[text] = known
         return known
 
     def free_row(self, matched: int, forced: bool) -> npt.NDArray[np.int32]:
@@ -185,14 +188,30 @@ class _Plan:
             candidates.extend(self.speller.equal_to(start[matched : matched + length]))
         if not matched:
             if space:
-                row |= self._fresh_row()
+                row |= self._fresh_tokens()[0]
             if self.start_id is not None:
                 _set(row, self.start_id, True)
-            candidates.extend(self.speller.starting_with_any(_SPACE))
+            self._set_spaced(row, space)
         for token_id in candidates:
             _set(row, token_id, self._opens(space, matched, self.vocabulary.tokens[token_id]))
         self._rows[key] = row
         return row
+
+    def _set_spaced(self, row: npt.NDArray[np.int32], space: int) -> None:
+        """Set the tokens that begin with white space, behind `space` bytes of it.
+
+        There are tens of thousands: they are looked at once, since what was written only bounds their own white space.
+        """
+        if self._spaced is None:
+            tokens = self.vocabulary.tokens
+            ids = list(self.speller.starting_with_any(_SPACE))
+            lengths = [len(tokens[i]) - len(tokens[i].lstrip(_SPACE)) for i in ids]
+            most = [n if self._opens(0, 0, tokens[i]) else _NEVER for i, n in zip(ids, lengths, strict=True)]
+            self._spaced = np.array(ids, dtype=np.int64), np.array(most, dtype=np.int64)
+        token_ids, lengths_needed = self._spaced
+        bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+        bits[token_ids] = lengths_needed + space <= _MAX_OPENING_SPACE
+        row[:] = np.packbits(bits, bitorder="little").view(np.int32)
 
     def _opens(self, space: int, matched: int, text: bytes) -> bool:
         start = self.start or b""
@@ -209,13 +228,14 @@ class _Plan:
         space += len(text) - len(rest)
         return 0 < space <= _MAX_OPENING_SPACE and bool(rest) and self.begins(rest)
 
-    def _fresh_row(self) -> npt.NDArray[np.int32]:
-        """Return the text tokens that the guide may begin with."""
+    def _fresh_tokens(self) -> tuple[npt.NDArray[np.int32], frozenset[int]]:
+        """Return the row of text tokens that the guide may begin with, and the first bytes of those."""
         if self._fresh is None:
             scratch = torch.zeros((1, len(self.speller.text_row)), dtype=torch.int32)
             self.inner.create_matcher().fill_next_token_bitmask(scratch, 0)
-            row: npt.NDArray[np.int32] = scratch.numpy()[0]
-            self._fresh = row & self.speller.text_row
+            row: npt.NDArray[np.int32] = scratch.numpy()[0] & self.speller.text_row
+            ids = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+            self._fresh = row, frozenset(self.vocabulary.tokens[token_id][0] for token_id in ids.tolist())
         return self._fresh
 
     def _closing_candidates(self, matched: int) -> Iterable[int]:
@@ -440,6 +460,10 @@ def _borders(marker: bytes) -> list[int]:
 def _usable(vocabulary: Vocabulary, token_id: int | None) -> int | None:
     """A stop token cannot be a marker: it ends the row."""
     return None if token_id is None or token_id in vocabulary.stop_token_set else token_id
+
+
+def _has(row: npt.NDArray[np.int32], token_id: int) -> bool:
+    return bool(row[token_id >> 5] >> (token_id & 31) & 1)
 
 
 def _set(row: npt.NDArray[np.int32], token_id: int, value: bool) -> None:

@@ -236,3 +236,27 @@ def test_marker_that_cannot_be_spelled():
     vocabulary = gd.Vocabulary.from_bytes([b"a", b"1", None], stop_token_ids=[2])
     with pytest.raises(gd.UnsatisfiableGuideError, match="end marker"):
         gd.GrammarMatcherFactory(vocabulary).compile(gd.Guide.regex("1").with_reasoning(end="</t>"))
+
+
+def test_white_space_before_is_not_looked_at_again():
+    words = [f"{a}{b}{c}".encode() for a in "abcd" for b in "0123456789" for c in "klmnopqrst"]
+    tokens = [bytes([value]) for value in range(256)] + [b" " + word for word in words] + [b"\n\n", None]
+    vocabulary = gd.Vocabulary.from_bytes(tokens, stop_token_ids=[len(tokens) - 1])
+    compiled = gd.GrammarMatcherFactory(vocabulary).compile(gd.Guide.choice(["b3", "b4k!", "no"]).with_reasoning("<s>"))
+    made = []
+    create = compiled.inner.create_matcher
+    compiled.inner.create_matcher = lambda: made.append(1) or create()
+    asked = compiled.create_matcher()
+    bitmask = gd.allocate_token_bitmask(1, vocabulary.vocab_size)
+    asked.fill_next_token_bitmask(bitmask, 0)
+    # the words that begin with "b" and the row of first tokens; not all 400
+    assert len(made) <= 110
+    del made[:]
+    for _ in range(16):
+        assert asked.accept_token(ord("\n"))
+        asked.fill_next_token_bitmask(bitmask, 0)
+    assert not made
+    assert not asked.accept_token(ord("\n"))
+    asked.reset()
+    walk_for_masks = [i for i in range(256, len(tokens) - 1) if asked.validate_tokens([i])]
+    assert [tokens[i] for i in walk_for_masks] == [b" b4k", b"\n\n"]
