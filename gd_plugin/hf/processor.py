@@ -7,6 +7,7 @@ Source: transformers 5.24, generation/utils.py and candidate_generator.py.
 """
 
 import copy
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -35,6 +36,8 @@ from gd_plugin.masks.outputs import OutputBuffers
 
 __all__ = ["GuidedLogitsProcessor"]
 
+# running calls that are told apart when their steps come in turns (several loops or threads with one `[p]`)
+_MAX_SESSIONS: Final = 16
 _BFLOAT16_MINUS_INF: Final = int(torch.tensor(float("-inf"), dtype=torch.bfloat16).view(torch.int16))
 
 
@@ -42,8 +45,8 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
     """Make `generate` obey one guide, or one guide per prompt.
 
     Pass it as `logits_processor=p`, which is always a fresh call, or as `logits_processor=[p]`, which recognises a new
-    call by its ids. One processor serves any number of calls, one after the other; threads share compiled guides when
-    each call gets `logits_processor=p`, or its own processor.
+    call by its ids. One processor serves any number of calls; the steps of up to 16 calls may come in turns, also from
+    several threads.
 
     Args:
         guide: one guide for every row, or a sequence with one guide per prompt; None is unguided.
@@ -107,14 +110,15 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         return [None if guide is None else factory.compile(guide) for guide in guides]
 
     def _clear(self) -> None:
-        self._sessions: dict[int, Session] = {}
+        self._lock = threading.Lock()
+        # the last calls of each width with what holds them to their budget, the one used last in front
+        self._sessions: dict[int, list[tuple[Session, Budget | None]]] = {}
         self._session: Session | None = None
         self._foreign_width: int | None = None
         self._banned_flags: torch.Tensor | None = None
         self._overlap: OverlappedStep | None = None
         self._last_shape: tuple[int, int] | None = None
         self._warned = False
-        self._budget: Budget | None = None
         self._outputs = OutputBuffers()
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -132,16 +136,20 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
                 shortest completion known for a row's guide; the message has the number.
             DeadEndError: a row has no legal token, with `on_dead_end="raise"` only.
         """
+        with self._lock:  # steps of several threads come one by one
+            return self._step(input_ids, scores)
+
+    def _step(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         width = scores.shape[-1]
         if self._model_width is not None and width != self._model_width:
             self._foreign_width = width
             return scores
         self._root._last_called = self
-        session = self._sessions.get(width)
         ids = self._fetch(input_ids)
-        next_step = session is not None and session.is_next_step(ids)
-        if session is None or not (next_step or self._continues(session, ids)):
-            session = self._sessions[width] = Session(
+        found = self._find(width, ids)
+        next_step = found is not None and found[0].is_next_step(ids)
+        if found is None:
+            session = Session(
                 self.compiled,
                 self._num_guides,
                 ids,
@@ -150,8 +158,11 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
                 self._finish_ids,
                 self._forced_start(scores),
             )
+            found = session, self._new_budget(len(ids))
             self._warned = False
-            self._budget = self._new_budget(len(ids))
+        session, budget = found
+        others = [other for other in self._sessions.get(width, ()) if other is not found]
+        self._sessions[width] = [found, *others[: _MAX_SESSIONS - 1]]
         self._session = session
         session.follow(ids, next_step=next_step)
         rows = session.mask_rows(release=self.config.on_dead_end == "release")
@@ -168,7 +179,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             out = self._overlap.apply(input_ids, ids, session.pool.bitmask, rows.row_index, scores)
         else:
             out = self._apply(session, rows, scores)
-        return out if self._budget is None else self._budget.apply(session, rows, out)
+        return out if budget is None else budget.apply(session, rows, out)
 
     def __len__(self) -> int:
         """One processor: `generate` asks for the length of what it is given."""
@@ -190,11 +201,19 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         """What a copy or a pickle holds: guides instead of engines' objects, and no running call."""
         [fresh] = self
         guides = [None if grammar is None else grammar.guide for grammar in self.compiled]
-        return {**vars(fresh), "compiled": guides, "_root": None, "_last_called": None, "_one_call": False}
+        return {
+            **vars(fresh),
+            "compiled": guides,
+            "_root": None,
+            "_last_called": None,
+            "_one_call": False,
+            "_lock": None,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Become a processor of its own; compiles what this process has not compiled yet."""
         self.__dict__.update(state)
+        self._clear()
         self.compiled = self._compile(state["compiled"])
         self._root = self._last_called = self
 
@@ -211,7 +230,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
                 which the processor never sees, with `final=False`.
 
         Raises:
-            ValueError: `output` is not from this processor's last call.
+            ValueError: `output` is from none of this processor's last calls.
             RuntimeError: the processor has not been called yet, or only with scores of another width.
         """
         called = self._root._last_called
@@ -225,7 +244,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             raise RuntimeError("nothing to report: this processor has not been called; pass it to generate first")
         if output is None:
             return read_running_results(session, self.compiled, self._num_guides)
-        return read_results(output, session, self.compiled, self._num_guides)
+        return read_results(output, called._session_of(output) or session, self.compiled, self._num_guides)
 
     def for_row(self, row: int, num_rows: int) -> "GuidedLogitsProcessor":
         """Return a fresh processor for one row of a call with `num_rows` rows, whose rows are processed one by one."""
@@ -256,11 +275,40 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         guides = [self.compiled[guide_of_row(row, num_rows, self._num_guides)] for row in range(num_rows)]
         return Budget(self._max_new_tokens, self.vocabulary, guides, self.config)
 
-    def _continues(self, session: Session, ids: npt.NDArray[np.int64]) -> bool:
-        if self._one_call and ids.shape[0] == session.num_rows and ids.shape[1] >= session.prompt_len:
-            # this object was made for one call, so only a changed prompt can make it another one
-            return bool(np.array_equal(ids[:, : session.prompt_len], session.prompt))
-        return session.continues(ids)
+    def _find(self, width: int, ids: npt.NDArray[np.int64]) -> tuple[Session, Budget | None] | None:
+        """Return the running call that `ids` continue, or None for a new one."""
+        known = self._sessions.get(width, [])
+        for found in known:
+            if found[0].is_next_step(ids):
+                return found
+        for place, found in enumerate(known):
+            session = found[0]
+            if self._one_call and ids.shape[0] == session.num_rows and ids.shape[1] >= session.prompt_len:
+                # this object was made for one call, so only a changed prompt can make it another one
+                if np.array_equal(ids[:, : session.prompt_len], session.prompt):
+                    return found
+                continue
+            # the bare prompt again is another call, and behind older calls a token more is likelier another prompt
+            if ids.shape[1] > session.prompt_len + (place > 0) and session.continues(ids):
+                return found
+        return None
+
+    def _session_of(self, output: Any) -> Session | None:
+        """Return the call that `output` came from, as far as it can be told; otherwise the last one."""
+        sequences = getattr(output, "sequences", output)
+        last = self._session
+        if last is None or not isinstance(sequences, torch.Tensor) or sequences.dim() != 2:
+            return last
+        ids = sequences.cpu().numpy()
+        sessions = [last, *(session for known in list(self._sessions.values()) for session, _ in known)]
+        for session in sessions:
+            if session.led_to(ids):
+                return session
+        # beams and drafts leave the last ids that were seen
+        prompts = (
+            s for s in sessions if {*map(tuple, ids[:, : s.prompt_len].tolist())} <= {*map(tuple, s.prompt.tolist())}
+        )
+        return next(prompts, last)
 
     def _fetch(self, input_ids: torch.Tensor) -> npt.NDArray[np.int64]:
         """Bring the ids to the host, with the last step's flags: one transfer a step."""

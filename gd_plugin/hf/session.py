@@ -124,6 +124,11 @@ class Session:
         rows, length = ids.shape
         return length == known.shape[1] + 1 and rows == self.num_rows and bool((ids[:, :-1] == known).all())
 
+    def led_to(self, output: Ids) -> bool:
+        """Tell whether `output` goes on from the ids of the last call."""
+        known = self._ids
+        return output.shape[0] == self.num_rows and np.array_equal(output[:, : known.shape[1]], known)
+
     def continues(self, ids: Ids) -> bool:
         """Tell whether `ids` can be the next call of the same `generate`.
 

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import random
+import threading
 from typing import Any
 
 import pytest
@@ -334,13 +335,13 @@ def test_memory_with_drafts_and_beams(vocabulary: gd.Vocabulary) -> None:
 
 
 def test_memory_over_many_calls(vocabulary: gd.Vocabulary) -> None:
-    """Any number of calls of one processor keep the state of the last one."""
+    """Any number of calls of one processor keep the state of the last few."""
     processor = by_hand(vocabulary, YES_NO)
     for number in range(pick(1500, 20_000)):
         call(processor, [[number % 250]])
         call(processor, [[number % 250, ord("y")]])
     assert count_nodes(processor) <= 3
-    assert len(processor._sessions) == 1
+    assert [len(known) for known in processor._sessions.values()] == [16]
 
 
 def test_a_processor_is_no_secret_keeper_of_models(kit: Kit) -> None:
@@ -372,3 +373,41 @@ def test_stop_tokens_are_the_union_of_all_sources(kit: Kit) -> None:
     assert not legal(out) & {2, 5, 7, 9}
     out = processor(torch.tensor([[1, kit.tokenizer.convert_tokens_to_ids("yes")]]), torch.zeros(1, 49152))
     assert legal(out) == {2, 5, 7, 9}
+
+
+# ---- one processor, several calls at a time
+
+DIGITS = gd.Guide.regex("[0-9]{3}-[0-9]{2}")
+
+
+def test_loops_in_turns_share_a_processor(vocabulary: gd.Vocabulary) -> None:
+    processor = by_hand(vocabulary, DIGITS, max_new_tokens=7)
+    generator = torch.Generator().manual_seed(0)
+    # two of the same prompt
+    loops = [[1, 2], [1, 2], [3, 1, 2]]
+    starts = [len(ids) for ids in loops]
+    for _ in range(7):
+        for ids in loops:
+            out = processor(torch.tensor([ids]), torch.randn(1, WIDTH, generator=generator))
+            ids.append(int(out.argmax()))
+    for ids, start in zip(loops, starts, strict=True):
+        [result] = processor.results(torch.tensor([ids]))
+        assert (result.status, result.num_tokens) == ("complete", 7)
+        assert result.text == bytes(ids[start:-1]).decode()
+    with pytest.raises(ValueError, match="prompts are not those"):
+        processor.results(torch.tensor([[9, 9, 9]]))
+
+
+def test_threads_share_a_processor(kit: Kit) -> None:
+    processor = gd.GuidedLogitsProcessor(DIGITS, tokenizer=kit.tokenizer, model=kit.model)
+    outputs: dict[str, Any] = {}
+
+    def run(prompt: str) -> None:
+        outputs[prompt] = kit.model.generate(**kit.prompts([prompt]), max_new_tokens=9, logits_processor=[processor])
+
+    threads = [threading.Thread(target=run, args=(prompt,)) for prompt in ("a", "b", "a b", "Answer:")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [processor.results(output)[0].status for output in outputs.values()] == ["complete"] * 4
