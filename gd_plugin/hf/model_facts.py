@@ -79,7 +79,9 @@ def resolve_vocabulary(
     if (eos := getattr(tokenizer, "eos_token_id", None)) is not None:
         stops.add(int(eos))
     # added tokens change a tokenizer, so its size is part of the key
-    size = len(tokenizer) if hasattr(tokenizer, "__len__") else None
+    # a path or a JSON text has a length too, but not the tokenizer's
+    sized = hasattr(tokenizer, "__len__") and not isinstance(tokenizer, str | bytes)
+    size = len(tokenizer) if sized else None
     key = (size, width, tuple(sorted(stops)))
     try:
         known = _vocabularies.setdefault(tokenizer, {})

@@ -95,6 +95,16 @@ def test_vocabularies_are_shared_and_follow_added_tokens() -> None:
     assert (first.token_bytes(259), grown.token_bytes(259)) == (b"", b"zebra")
 
 
+def test_a_tokenizer_given_as_text_has_no_known_size() -> None:
+    tokenizer = foreign_tokenizer()
+    text = tokenizer.backend_tokenizer.to_str()
+    known = model_facts.resolve_vocabulary(text, None, None, 300, tokenizer.eos_token_id)
+    assert (known.vocab_size, known.tokens[:256]) == (
+        300,
+        gd.Vocabulary.from_tokenizer(tokenizer).tokens[:256],
+    )
+
+
 def test_no_tokenizer_is_kept_alive() -> None:
     tokenizer = foreign_tokenizer()
     model_facts.resolve_vocabulary(tokenizer, None, None, None, None)
