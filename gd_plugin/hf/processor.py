@@ -142,7 +142,8 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
     def _step(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         width = scores.shape[-1]
         if self._model_width is not None and width != self._model_width:
-            self._foreign_width = width
+            # `results` asks the processor that was passed, not the fresh one that generate was given
+            self._foreign_width = self._root._foreign_width = width
             return scores
         self._root._last_called = self
         ids = self._fetch(input_ids)

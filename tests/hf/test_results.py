@@ -57,6 +57,15 @@ def test_only_foreign_scores_were_seen(kit: Kit) -> None:
         processor.results()
 
 
+def test_a_model_resized_after_the_processor_was_built_is_named(kit: Kit) -> None:
+    model = tiny_llama(layers=1)
+    processor = gd.GuidedLogitsProcessor(GUIDE, tokenizer=kit.tokenizer, model=model)
+    model.resize_token_embeddings(49160)
+    output = model.generate(**kit.prompts(["a"]), max_new_tokens=2, logits_processor=processor)
+    with pytest.raises(RuntimeError, match=r"49160.*49152"):
+        processor.results(output)
+
+
 @pytest.mark.parametrize("returned", [1, 2])
 def test_rows_follow_prompts(kit: Kit, returned: int) -> None:
     processor = guided(kit, [gd.Guide.choice(["yes"]), gd.Guide.choice(["no"])])
