@@ -22,7 +22,7 @@ from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.grammars.reasoning import ReasoningGrammar
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.grammars.worker import CompileWorker, fill_first_row
-from gd_plugin.guides.guide import Guide, GuideType
+from gd_plugin.guides.guide import Guide, GuideType, check_guide
 from gd_plugin.guides.limits import check_limits, num_written_positions
 from gd_plugin.guides.report import Problem
 from gd_plugin.guides.schema import normal_form
@@ -198,6 +198,8 @@ class GrammarMatcherFactory:
 
         Without `strict`, where none enforces all of it: with the one that drops least.
         """
+        if len(guide.guide) <= self.config.max_guide_bytes:
+            check_guide(guide)
         check_limits(guide, self.config)
         if guide.guide_type is GuideType.STRUCTURAL_TAG and len(guide.guide) <= _MAX_TEXT_HERE:
             _check_embedded_schemas(guide, self.config)

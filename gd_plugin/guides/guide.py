@@ -20,7 +20,7 @@ from gd_plugin.guides.regex import parse_regex
 from gd_plugin.guides.structural_tag import parse_structural_tag
 from gd_plugin.guides.tools import tools_to_structural_tag
 
-__all__ = ["Guide", "GuideType", "Reasoning"]
+__all__ = ["Guide", "GuideType", "Reasoning", "check_guide"]
 
 # Deeper JSON than this is refused before it is parsed: the json module recurses once a level, and no engine takes more.
 _PARSE_DEPTH = 512
@@ -280,6 +280,8 @@ class Guide:
         Raises:
             InvalidGuideError: not JSON, no or several guide keys, an unknown key, or a bad guide.
         """
+        if not isinstance(text, str | bytes | bytearray | Mapping):
+            raise InvalidGuideError(f"from_json takes JSON text or a mapping, got {type(text).__name__}")
         record = dict(text) if isinstance(text, Mapping) else _load_json(text, "a guide")
         if not isinstance(record, dict):
             raise InvalidGuideError(f"#: a guide is a JSON object, got {_json_kind(record)}", pointer="#")
@@ -311,6 +313,44 @@ class Guide:
                 "#/reasoning: an object with start, end and max_tokens is needed", pointer="#/reasoning"
             )
         return guide.with_reasoning(**reasoning)
+
+
+def check_guide(guide: Guide) -> None:
+    """Refuse a guide built without the class methods that they would not have built.
+
+    Regexes and grammars are not read here: compiling reads them and says what is wrong.
+
+    Raises:
+        InvalidGuideError: the text or the reasoning is not what its kind holds; says which class method builds it.
+    """
+    kind, text = guide.guide_type, guide.guide
+    if kind is GuideType.JSON and text not in ("any", "object"):
+        raise InvalidGuideError(f'a json guide is "any" or "object", got {text[:80]!r}; use Guide.json()')
+    if kind is GuideType.JSON_SCHEMA:
+        Guide.json_schema(text)
+    elif kind is GuideType.CHOICE:
+        options = _load_json(text, "a choice guide")
+        if not isinstance(options, list):
+            raise InvalidGuideError(
+                f"#: a choice guide is a JSON array of strings, got {_json_kind(options)}; use Guide.choice([...])",
+                pointer="#",
+            )
+        Guide.choice(options)
+    elif kind is GuideType.STRUCTURAL_TAG and json.loads(Guide.structural_tag(text).guide) != json.loads(text):
+        raise InvalidGuideError(
+            "#: this structural tag is not in the normal form, with every default written out; "
+            "use Guide.structural_tag(...), which writes it",
+            pointer="#",
+        )
+    reasoning = guide.reasoning
+    if reasoning is None:
+        return
+    if not isinstance(reasoning, Reasoning):
+        raise InvalidGuideError(
+            f"Guide.reasoning must be a Reasoning or None, got {type(reasoning).__name__}; use with_reasoning(...)",
+            keyword="reasoning",
+        )
+    guide.with_reasoning(reasoning.start, reasoning.end, reasoning.max_tokens)
 
 
 def _load_json(text: "str | bytes | bytearray", what: str) -> Any:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gd_plugin as gd
+from gd_plugin.guides.guide import Reasoning, check_guide
 
 
 class Color(Enum):
@@ -209,3 +210,39 @@ def test_bad_input_is_refused_with_its_place(number: int) -> None:
 def test_the_bare_constructor_checks_too(wrong: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         gd.Guide(*wrong)
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        gd.Guide(gd.GuideType.JSON_SCHEMA, "{"),
+        gd.Guide(gd.GuideType.JSON_SCHEMA, "[]"),
+        gd.Guide(gd.GuideType.JSON, "zzz"),
+        gd.Guide(gd.GuideType.CHOICE, "zz"),
+        gd.Guide(gd.GuideType.CHOICE, "[1]"),
+        gd.Guide(gd.GuideType.CHOICE, "{}"),
+        gd.Guide(gd.GuideType.CHOICE, '"ab"'),
+        gd.Guide(gd.GuideType.STRUCTURAL_TAG, "{}"),
+        gd.Guide(gd.GuideType.STRUCTURAL_TAG, "x"),
+        gd.Guide(gd.GuideType.STRUCTURAL_TAG, '{"structures": [], "triggers": []}'),
+        gd.Guide(gd.GuideType.REGEX, "("),
+        gd.Guide(gd.GuideType.REGEX, "a", reasoning="x"),  # type: ignore[arg-type]
+        gd.Guide(gd.GuideType.REGEX, "a", reasoning=Reasoning(end="")),
+    ],
+    ids=str,
+)
+def test_guides_built_directly_are_checked_when_compiled(guide: gd.Guide) -> None:
+    vocabulary = gd.Vocabulary.from_bytes([*(bytes([b]) for b in range(256)), None], stop_token_ids=[256])
+    with pytest.raises(gd.InvalidGuideError):
+        gd.GrammarMatcherFactory(vocabulary).compile(guide)
+
+
+def test_guides_of_the_class_methods_pass_the_check() -> None:
+    tag = {"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"}
+    for guide in [*GUIDES, gd.Guide.structural_tag({"type": "structural_tag", "format": tag})]:
+        check_guide(guide)
+
+
+def test_from_json_names_what_it_takes() -> None:
+    with pytest.raises(gd.InvalidGuideError, match="JSON text or a mapping, got NoneType"):
+        gd.Guide.from_json(None)  # type: ignore[arg-type]
