@@ -33,7 +33,7 @@ from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.decoding.attaching import MatcherFactory
 from gd_plugin.decoding.building import BatchBuilder, Failures
 from gd_plugin.decoding.callbacks import NUM_TICKETS, StepCallbacks
-from gd_plugin.decoding.decoder import GuidedDecoder, check_logits
+from gd_plugin.decoding.decoder import GuidedDecoder
 from gd_plugin.decoding.hostfunc import HostFunctionHandle, open_host_functions
 from gd_plugin.decoding.precompiled import PreparedAttaching, Preparing
 from gd_plugin.decoding.requests import GuidedRequest
@@ -248,7 +248,7 @@ class CapturableGuidedDecoder(GuidedDecoder):
     def execute(self, logits: torch.Tensor | None, d2t: torch.Tensor | None = None) -> Failures:
         """See `GuidedDecoder.execute`. Returns [] under capture."""
         if logits is not None:
-            check_logits(logits, self.requests.num_bitmask_tokens)
+            self._check_logits(logits, self.requests.num_bitmask_tokens, d2t)
         if self._is_idle():
             return []
         try:

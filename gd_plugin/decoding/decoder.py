@@ -33,7 +33,7 @@ from gd_plugin.masks.buffers import MaskBuffers
 from gd_plugin.masks.device import MaskDevice, open_device
 from gd_plugin.masks.shard import VocabShard
 
-__all__ = ["GuidedDecoder", "MatcherFactory", "check_logits"]
+__all__ = ["GuidedDecoder", "MatcherFactory"]
 
 
 class GuidedDecoder:
@@ -91,6 +91,7 @@ class GuidedDecoder:
         self._config = config or GuidedDecodingConfig()
         self._max_num_sequences = max_num_sequences
         self._max_num_draft_tokens = max_num_draft_tokens
+        self._vocab_size_padded = vocab_size_padded
         self._vocab_size = vocab_size_padded if vocabulary is None else vocabulary.vocab_size
         self._shard = shard
         self._draft_shard = draft_shard
@@ -254,10 +255,11 @@ class GuidedDecoder:
             num_bitmask_tokens: rows to apply; None is all of the batch.
 
         Raises:
-            ValueError: fewer logits rows than that, or what `apply_token_bitmask_` refuses; nothing is written.
+            ValueError: fewer logits rows than that, a width that is not the model's, or what `apply_token_bitmask_`
+                refuses; nothing is written.
         """
         num_rows = self._checked_rows(num_bitmask_tokens)
-        check_logits(logits, num_rows)
+        self._check_logits(logits, num_rows, d2t)
         device, main = self._device, self._device.main()
         device.wait(self._buffers.bitmask_event, main)
         if num_rows:
@@ -272,6 +274,17 @@ class GuidedDecoder:
                 writes=(logits[:num_rows],),
             )
         device.record(self._buffers.token_event, main)
+
+    def _check_logits(self, logits: torch.Tensor, num_rows: int, d2t: torch.Tensor | None) -> None:
+        if not self.requests.is_draft:
+            shard, least, most = self._shard, self._vocab_size_padded, self._vocab_size_padded
+        else:
+            # a draft model may pad the vocabulary to another width; where a d2t prunes it, the d2t says how wide it is
+            shard, least, most = self._draft_shard, self._vocab_size if d2t is None else 0, None
+        if shard is not None:
+            # behind a shard's columns there may be padding
+            least, most = shard.num_columns, None
+        _check_logits_shape(logits, num_rows, least, most)
 
     def _checked_rows(self, num_rows: int | None) -> int:
         if num_rows is None:
@@ -414,14 +427,27 @@ class GuidedDecoder:
             self._attaching.cancel(request_id)
 
 
-def check_logits(logits: torch.Tensor, num_rows: int) -> None:
-    """Check that there is a row of logits for each row of the mask.
+def _check_logits_shape(logits: torch.Tensor, num_rows: int, least: int, most: int | None) -> None:
+    """Check that there is a row of logits for each row of the mask, and a column for each token.
+
+    Args:
+        logits: what the engine passed.
+        num_rows: rows of the mask.
+        least: columns there must be.
+        most: columns there may be; None is any number.
 
     Raises:
         ValueError: there is not.
     """
     if logits.dim() != 2 or logits.shape[0] < num_rows:
         raise ValueError(f"logits must be [rows, columns] with at least {num_rows} rows, got {list(logits.shape)}")
+    width = logits.shape[1]
+    if width < least or (most is not None and width > most):
+        wanted = f"{least}" if most is not None else f"at least {least}"
+        raise ValueError(
+            f"logits have {width} columns but must have {wanted}; check vocab_size_padded, or pass the shard that "
+            "these columns are"
+        )
 
 
 def _check_sizes(least: int, **sizes: int) -> None:

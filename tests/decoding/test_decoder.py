@@ -522,6 +522,24 @@ def test_logits_of_the_wrong_shape(kit, factory):
         decoder.copy_bitmask(99)
 
 
+@pytest.mark.parametrize("columns", [40, 63, 65, 200])
+def test_logits_of_another_width_than_the_model(kit, factory, columns):
+    decoder = kit.decoder(factory)
+    decoder.add_batch([kit.context(kit.JSON)])
+    logits = torch.zeros(1, columns)
+    with pytest.raises(ValueError, match=f"{columns} columns but must have {kit.PADDED}"):
+        decoder.execute(logits)
+    assert not logits.any()
+
+
+def test_logits_narrower_than_their_shard(kit, factory):
+    decoder = kit.decoder(factory, shard=gd.VocabShard(0, 2, kit.PADDED))
+    decoder.add_batch([kit.context(kit.JSON)])
+    with pytest.raises(ValueError, match="31 columns but must have at least 32"):
+        decoder.execute(torch.zeros(1, 31))
+    decoder.execute(torch.zeros(1, 40))  # padded behind the shard
+
+
 @pytest.mark.parametrize(
     "sizes", [{"max_num_sequences": 0}, {"vocab_size_padded": 0}, {"max_num_draft_tokens": -1}, {"max_look_ahead": -1}]
 )
