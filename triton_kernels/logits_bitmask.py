@@ -269,7 +269,7 @@ def apply_token_bitmask_(
     Raises:
         ValueError: as gd_plugin.apply_token_bitmask_; float64 logits.
     """
-    d2t, col_start, vocab_size = unpack_shard(shard, d2t, vocab_size, 32 * bitmask.shape[-1])
+    d2t, col_start, vocab_size = unpack_shard(shard, d2t, vocab_size, 32 * bitmask.shape[-1], logits.shape[-1])
     arguments = check_arguments(logits, bitmask, token_mask, d2t, row_index, col_start, vocab_size)
     if logits.dtype not in AS_INTEGERS:
         raise ValueError(f"logits must be float32, float16 or bfloat16 for the Triton kernel, got {logits.dtype}")

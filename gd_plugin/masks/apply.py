@@ -36,7 +36,7 @@ def apply_token_bitmask_(
         bitmask: int32 [>= B, W], last stride 1; bit t % 32 of word t // 32 is 1 where token t is legal.
         token_mask: int32, uint8 or bool [B]; a row at 0 keeps its values.
         d2t: int32 or int64, draft column i stands for token i + d2t[i], i counted over the whole draft vocabulary;
-            of the whole draft vocabulary, or of this shard's columns.
+            of the whole draft vocabulary, or of this shard's columns; without a shard, at least one a column.
         row_index: int32 [B], the mask row of each logits row; -1 keeps the row's values. On a GPU the values are not
             checked (that would synchronise): a row that does not exist bans the whole row.
         shard: which columns of the vocabulary (with d2t: of the draft vocabulary) these logits are; logits may be
@@ -56,10 +56,10 @@ def apply_token_bitmask_(
     plain = token_mask is None and d2t is None and row_index is None and shard is None and vocab_size is None
     if direct and plain and out is None and apply_plain_token_bitmask_cpu(logits, bitmask):
         return logits
-    if shard is None:
+    if shard is None and d2t is None:
         col_start = 0
     else:
-        d2t, col_start, vocab_size = unpack_shard(shard, d2t, vocab_size, 32 * bitmask.shape[-1])
+        d2t, col_start, vocab_size = unpack_shard(shard, d2t, vocab_size, 32 * bitmask.shape[-1], logits.shape[-1])
     if direct:
         _apply(logits, bitmask, token_mask, d2t, row_index, col_start, vocab_size, logits if out is None else out)
     elif out is None:

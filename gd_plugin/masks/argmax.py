@@ -39,7 +39,7 @@ def argmax_under_bitmask(
     Raises:
         ValueError: as apply_token_bitmask_.
     """
-    d2t, col_start, vocab_size = unpack_shard(shard, d2t, vocab_size, 32 * bitmask.shape[-1])
+    d2t, col_start, vocab_size = unpack_shard(shard, d2t, vocab_size, 32 * bitmask.shape[-1], logits.shape[-1])
     arguments = check_arguments(logits, bitmask, token_mask, d2t, row_index, col_start, vocab_size)
     if logits.device.type == "cpu":
         check_row_index(arguments)

@@ -41,14 +41,25 @@ class MaskArguments(NamedTuple):
 
 
 def unpack_shard(
-    shard: VocabShard | None, d2t: torch.Tensor | None, vocab_size: int | None, mask_width: int
+    shard: VocabShard | None,
+    d2t: torch.Tensor | None,
+    vocab_size: int | None,
+    mask_width: int,
+    num_columns: int,
 ) -> tuple[torch.Tensor | None, int, int | None]:
     """Return (d2t of these columns, column 0 in vocabulary coordinates, width) as the operators take them.
 
     Raises:
-        ValueError: a d2t that is neither as long as the whole draft vocabulary nor as this shard.
+        ValueError: a d2t that is neither as long as the whole draft vocabulary nor as this shard; without a shard,
+            one that is shorter than the logits are wide.
     """
     if shard is None:
+        # the columns behind its end would be banned, and nobody told
+        if d2t is not None and d2t.dim() == 1 and d2t.shape[0] < num_columns:
+            raise ValueError(
+                f"d2t has {d2t.shape[0]} entries but logits have {num_columns} columns; it needs one a column (if the "
+                f"columns behind are padding, pass shard=VocabShard(0, 1, {d2t.shape[0]}))"
+            )
         return d2t, 0, vocab_size
     if d2t is None:
         # columns behind the shard's end are padding, not the next rank's tokens

@@ -204,6 +204,7 @@ INDEX = torch.zeros(2, dtype=torch.int32)
         ("row_index", {"row_index": INDEX - 2}),
         ("d2t", {"d2t": torch.zeros(64)}),
         ("d2t", {"d2t": torch.zeros((1, 64), dtype=torch.int32)}),
+        ("d2t has 5 entries", {"d2t": torch.zeros(5, dtype=torch.int32)}),
         ("d2t", {"d2t": torch.zeros(7, dtype=torch.int32), "shard": VocabShard(0, 2, 128)}),
         ("out", {"out": LOGITS.half()}),
         ("out", {"out": torch.zeros(2, 63)}),
