@@ -171,11 +171,12 @@ class GuidedDecoder:
             requests: in the order of their rows.
             new_tokens: int32 [K + 1, max_num_sequences] on the device, by slot, row 0 golden, then drafts; copied
                 asynchronously. None: the snapshots' own tokens. A request without `prev_seq_slot` keeps its own.
-            runtime_draft_len: K' of this step, 0 <= K' <= K; None is K.
+            runtime_draft_len: K' of this step, 0 <= K' <= K, to which drafts are cut; None is K.
 
         Raises:
-            ValueError: a slot out of range or used twice, more rows than are reserved, a draft length or tokens of the
-                wrong size, a broken draft tree, draft and target requests together. The batch before is kept.
+            ValueError: a slot out of range or used twice, more rows than are reserved, more drafts than K, a draft
+                length or tokens of the wrong size, a broken draft tree, draft and target requests together. The
+                batch before is kept.
         """
         draft_len = self._max_num_draft_tokens if runtime_draft_len is None else runtime_draft_len
         if not 0 <= draft_len <= self._max_num_draft_tokens:
@@ -185,6 +186,7 @@ class GuidedDecoder:
             batch,
             num_slots=self._max_num_sequences,
             num_rows=self._buffers.num_rows,
+            max_num_drafts=self._max_num_draft_tokens,
             reads_new_tokens=new_tokens is not None,
         )
         if new_tokens is not None:
@@ -276,11 +278,12 @@ class GuidedDecoder:
         device.record(self._buffers.token_event, main)
 
     def _check_logits(self, logits: torch.Tensor, num_rows: int, d2t: torch.Tensor | None) -> None:
+        most: int | None = None
         if not self.requests.is_draft:
             shard, least, most = self._shard, self._vocab_size_padded, self._vocab_size_padded
         else:
             # a draft model may pad the vocabulary to another width; where a d2t prunes it, the d2t says how wide it is
-            shard, least, most = self._draft_shard, self._vocab_size if d2t is None else 0, None
+            shard, least = self._draft_shard, self._vocab_size if d2t is None else 0
         if shard is not None:
             # behind a shard's columns there may be padding
             least, most = shard.num_columns, None

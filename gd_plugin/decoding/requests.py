@@ -221,17 +221,21 @@ class GuidedRequests:
         return len(self.requests)
 
 
-def check_batch(batch: GuidedRequests, *, num_slots: int, num_rows: int, reads_new_tokens: bool) -> None:
+def check_batch(
+    batch: GuidedRequests, *, num_slots: int, num_rows: int, max_num_drafts: int, reads_new_tokens: bool
+) -> None:
     """Check what every later phase relies on.
 
     Args:
         batch: a batch of the engine.
         num_slots: slots there are.
         num_rows: rows there is room for.
+        max_num_drafts: K; a step with a shorter draft length cuts drafts, as its caller has asked.
         reads_new_tokens: requests with a `prev_seq_slot` get their tokens from the device.
 
     Raises:
-        ValueError: a slot out of range or used twice, more rows than reserved, a broken draft tree.
+        ValueError: a slot out of range or used twice, more rows than reserved, more drafts than K, a broken draft
+            tree.
     """
     if batch.num_bitmask_tokens > num_rows:
         raise ValueError(
@@ -243,6 +247,9 @@ def check_batch(batch: GuidedRequests, *, num_slots: int, num_rows: int, reads_n
         if slot in used:
             raise ValueError(f"requests {used[slot]!r} and {request.request_id!r} are both in slot {slot}")
         used[slot] = request.request_id
+        late = reads_new_tokens and request.prev_seq_slot is not None
+        if not (late or request.is_draft or request.is_context_init_state or request.draft_tree is not None):
+            _check_chain(request, max_num_drafts)
         if request.prev_seq_slot is not None:
             _checked_slot(request, request.prev_seq_slot, num_slots)
         if request.draft_tree is not None and not (request.is_draft or request.is_context_init_state):
@@ -256,6 +263,16 @@ def _checked_slot(request: GuidedRequest, slot: int | None, num_slots: int) -> i
             "the request a slot"
         )
     return slot
+
+
+def _check_chain(request: GuidedRequest, max_num_drafts: int) -> None:
+    """Refuse drafts that no row can guide. Placeholders are none: drafts end at the first."""
+    drafts = request.draft_tokens or ()
+    if len(drafts) > max_num_drafts and min(drafts[: max_num_drafts + 1]) >= 0:
+        raise ValueError(
+            f"request {request.request_id!r} in slot {request.seq_slot}: {len(drafts)} draft_tokens, but "
+            f"max_num_draft_tokens is {max_num_drafts}; raise it or cut the drafts"
+        )
 
 
 def _check_tree(

@@ -444,6 +444,7 @@ BAD_BATCHES = [
     (lambda kit: ([kit.generation(A, "aa", draft_tree=([1, -1, -1], [-1] * 3))], {}), "only 2 of"),
     (lambda kit: ([kit.generation(A, "a", draft_tree=([1, -1], [-1, -1]))], {}), "2 nodes need 1 draft_tokens"),
     (lambda kit: ([kit.generation(A, "aaaaa", draft_tree=([1, 2, 3, 4, -1], [-1] * 5))], {}), "draft length of 4"),
+    (lambda kit: ([kit.generation(A, "aaaaa", slot=1)], {}), "request 1 in slot 1: 4 draft_tokens, but .* is 3"),
 ]
 
 
