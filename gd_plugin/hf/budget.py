@@ -24,6 +24,7 @@ from gd_plugin.grammars.closing import (
 )
 from gd_plugin.grammars.history import MatcherTree, Node, NodeState
 from gd_plugin.grammars.matcher import GrammarMatcher
+from gd_plugin.grammars.reasoning import ReasoningMatcher
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.completion import completion_of
 from gd_plugin.hf.session import Session, StepRows
@@ -140,7 +141,9 @@ class Budget:
             found = exact_certificate(matcher, self._vocabulary, completion, self._vocabulary.decode(token_ids))
             if found is not None:
                 return found
-        hints = () if token_ids else closing_hints(grammar.guide)
+        # the end marker is worth trying as long as the free text goes on
+        free = isinstance(matcher, ReasoningMatcher) and matcher.is_reasoning
+        hints = closing_hints(grammar.guide) if free or not token_ids else ()
         return find_certificate(matcher, self._vocabulary, hints, old)
 
     def _best(self, scores: torch.Tensor) -> list[int]:

@@ -8,6 +8,7 @@ import torch
 
 import gd_plugin as gd
 from gd_plugin.grammars.closing import minimum_tokens
+from gd_plugin.grammars.reasoning import ReasoningMatcher
 from gd_plugin.hf.budget import Budget
 from tests.fuzz import LONG
 from tests.hf.models import EOS, MODES, PAD, PROMPTS, Kit
@@ -141,3 +142,19 @@ def test_a_budget_holds_under_canonical_forcing(kit: Kit, name: str, minima: dic
     tokens = walk(processor, budget, 5)
     assert tokens[-1] == EOS
     assert CASE[name].is_complete(processor.vocabulary.decode(tokens[:-1]).decode())
+
+
+def test_free_text_is_closed_by_its_end_marker(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    accepts = 0
+    accept_token = ReasoningMatcher.accept_token
+
+    def counted(matcher: ReasoningMatcher, token_id: int) -> bool:
+        nonlocal accepts
+        accepts += 1
+        return accept_token(matcher, token_id)
+
+    monkeypatch.setattr(ReasoningMatcher, "accept_token", counted)
+    guide = gd.Guide.choice(["yes", "no"]).with_reasoning()
+    tokens = walk(processor_for(kit, guide, 7), 7, seed=0)
+    assert tokens[-1] == EOS
+    assert accepts < 100_000
