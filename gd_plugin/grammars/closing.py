@@ -88,7 +88,9 @@ def find_certificate(
 ) -> Certificate | None:
     """Search a short completion from the matcher's state; the matcher is left as it was. None if none was found.
 
-    Deterministic and bounded in work. Costs milliseconds; `renew_certificate` is the cheap way to go on.
+    Deterministic and bounded in work. It fills many masks: milliseconds where those are cheap, up to seconds
+    where each is dear (a large vocabulary, a guide whose masks are built when first reached); `renew_certificate` is the
+    cheap way to go on.
 
     Args:
         matcher: the state; not terminated.

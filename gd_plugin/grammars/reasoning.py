@@ -3,7 +3,8 @@
 In:  a compiled guide and its `Reasoning`.
 Out: a CompiledGrammar whose matchers begin with free text.
 
-    opening (only with a start marker)  white space, then the start marker; anything else is the guide at once
+    opening (only with a start marker)  up to 16 bytes of white space, then the start marker; anything else is the guide at
+                                        once; white space may stand before the guide, whose own text begins behind it
     free                                any text; ends behind the first occurrence of the end marker, in bytes or as the
                                         special token of that name
     guide                               the guide's own matcher
