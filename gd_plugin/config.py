@@ -90,9 +90,18 @@ class GuidedDecodingConfig:
         """Read `GD_PLUGIN_<FIELD>` variables; fields without one keep their default.
 
         Raises:
-            ValueError: a variable cannot be read as its field's type; the message names the variable.
+            ValueError: a variable cannot be read as its field's type, or its name is nearly a field's; the message names it.
         """
         environ = os.environ if environ is None else environ
+        variables = [f"GD_PLUGIN_{field.name.upper()}" for field in fields(cls)]
+        for variable in environ:
+            # other names are left alone: tests and tools of this project have variables of their own
+            if variable.startswith("GD_PLUGIN_") and variable not in variables:
+                near = get_close_matches(variable.removeprefix("GD_PLUGIN_"), [v[10:] for v in variables], 1, 0.8)
+                if near:
+                    raise ValueError(
+                        f"environment variable {variable} is no setting: did you mean GD_PLUGIN_{near[0]}?"
+                    )
         hints = typing.get_type_hints(cls)
         values: dict[str, Any] = {}
         for field in fields(cls):

@@ -75,3 +75,10 @@ def test_the_environment_is_read(name: str, text: str, value: Any) -> None:
 def test_a_bad_variable_is_named(name: str, text: str) -> None:
     with pytest.raises(ValueError, match=name if text not in ("-1", "0") else name.lower()):
         GuidedDecodingConfig.from_env({f"GD_PLUGIN_{name}": text})
+
+
+def test_a_misspelled_variable_is_named() -> None:
+    with pytest.raises(ValueError, match="GD_PLUGIN_BACKEN is no setting: did you mean GD_PLUGIN_BACKEND"):
+        GuidedDecodingConfig.from_env({"GD_PLUGIN_BACKEN": "xgrammar"})
+    others = {"GD_PLUGIN_CACHE": "/x", "GD_PLUGIN_FUZZ": "long", "GD_PLUGIN_CONFORMANCE_DATA": "/y"}
+    assert GuidedDecodingConfig.from_env(others) == GuidedDecodingConfig()

@@ -229,6 +229,8 @@ class GrammarMatcherFactory:
                     refused[name] = error
         reasons = {name: str(error) for name, error in refused.items()} | missing
         first = next(iter(refused.values()), None)
+        # a backend's advice to use "auto" is of no use to who does
+        reasons = {name: reason.replace("; use backend='auto'", "") for name, reason in reasons.items()}
         detail = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         raise UnsupportedGuideError(
             f"no backend can enforce this {guide.guide_type.value} guide: {detail}",

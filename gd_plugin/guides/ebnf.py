@@ -335,11 +335,13 @@ def checked_grammar(scanner: Scanner, rules: dict[str, Node], uses: list[tuple[s
         UnsatisfiableGuideError: no text matches.
         GuideTooLargeError: over a million characters with its repeats written out.
     """
+    # names with a space are our own helpers, not the writer's rules
+    written = [name for name in rules if " " not in name][:8]
+    found = f"there are {', '.join(written)}" if written else "there are no rules"
     for name, position in uses:
         if name not in rules:
-            scanner.fail(f"rule {name!r} is not defined; there are {', '.join(list(rules)[:8])}", position, name)
+            scanner.fail(f"rule {name!r} is not defined; {found}", position, name)
     if start not in rules:
-        found = f"there are {', '.join(list(rules)[:8])}" if rules else "there are no rules"
         scanner.fail(f"the start rule {start!r} is not defined; {found}", 0, start)
     size = sum(map(num_positions, rules.values()))
     if size > _MAX_POSITIONS:

@@ -125,3 +125,9 @@ def test_empty_language(text):
 def test_too_deep():
     with pytest.raises(gd.GuideTooLargeError):
         gd.Guide.lark("start: " + "(" * 5000 + '"a"' + ")" * 5000)
+
+
+def test_errors_name_only_written_rules() -> None:
+    with pytest.raises(gd.InvalidGuideError, match="there are start") as caught:
+        gd.Guide.lark('start: "a" b')
+    assert "ignored" not in str(caught.value)
