@@ -405,7 +405,7 @@ def test_threads_share_a_processor(kit: Kit) -> None:
     def run(prompt: str) -> None:
         outputs[prompt] = kit.model.generate(**kit.prompts([prompt]), max_new_tokens=9, logits_processor=[processor])
 
-    threads = [threading.Thread(target=run, args=(prompt,)) for prompt in ("a", "b", "a b", "Answer:")]
+    threads = [threading.Thread(target=run, args=(prompt,)) for prompt in ("a", "b", "one two", "Answer:")]
     for thread in threads:
         thread.start()
     for thread in threads:
