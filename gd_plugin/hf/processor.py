@@ -46,7 +46,8 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
 
     Pass it as `logits_processor=p`, which is always a fresh call, or as `logits_processor=[p]`, which recognises a new
     call by its ids. One processor serves any number of calls; the steps of up to 16 calls may come in turns, also from
-    several threads.
+    several threads. With `[p]`, ids that are a known call's and one token more are that call's next step: where a prompt
+    may go on from another one like that, pass `logits_processor=p` or call `reset()`.
 
     Args:
         guide: one guide for every row, or a sequence with one guide per prompt; None is unguided.
