@@ -14,9 +14,12 @@
       TokenRejectedError                      a token that had to be accepted was refused
       RollbackError (ValueError)              more tokens than have been accepted
 
-Messages say what is wrong, where, and what to do; the machine-readable parts are also attributes. Every class survives
-pickling: the message is the only positional argument and attributes are optional keywords.
+Messages say what is wrong, where, and what to do; the machine-readable parts are also attributes. What to do about a
+guide is its error's `hint`, which `str(error)` puts behind the message. Every class survives pickling: the message is the
+only positional argument and attributes are optional keywords.
 """
+
+from typing import Self
 
 __all__ = [
     "BackendNotInstalledError",
@@ -45,7 +48,7 @@ class GuideError(GuidedDecodingError, ValueError):
     Attributes:
         pointer: JSON pointer (`#/properties/a`) or text position (`line 2, column 5`, `position 7`), if known.
         keyword: the keyword or construct at fault, if there is one.
-        hint: what to do about it, if anything can be said.
+        hint: what to do about it; every error of a guide that gd_plugin raises has one.
     """
 
     def __init__(
@@ -55,6 +58,22 @@ class GuideError(GuidedDecodingError, ValueError):
         self.pointer = pointer
         self.keyword = keyword
         self.hint = hint
+
+    @property
+    def message(self) -> str:
+        """What is wrong and where, without the hint."""
+        return str(self.args[0]) if self.args else ""
+
+    def __str__(self) -> str:
+        # what is inside another guide has its hint in the message already
+        return self.message if not self.hint or self.hint in self.message else f"{self.message}; {self.hint}"
+
+    def placed(self, message: str, pointer: str) -> Self:
+        """Return the same error with the place in the guide around it."""
+        placed = type(self)(message)
+        placed.__dict__.update(self.__dict__)
+        placed.pointer = pointer
+        return placed
 
 
 class InvalidGuideError(GuideError):

@@ -227,18 +227,7 @@ class GrammarMatcherFactory:
                     return self._compile_with(name, guide, "no backend enforces all of the guide; this one drops least")
                 except (UnsupportedGuideError, GuideTooLargeError) as error:
                     refused[name] = error
-        reasons = {name: str(error) for name, error in refused.items()} | missing
-        first = next(iter(refused.values()), None)
-        # a backend's advice to use "auto" is of no use to who does
-        reasons = {name: reason.replace("; use backend='auto'", "") for name, reason in reasons.items()}
-        detail = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-        raise UnsupportedGuideError(
-            f"no backend can enforce this {guide.guide_type.value} guide: {detail}",
-            pointer=first.pointer if first else None,
-            keyword=first.keyword if first else None,
-            hint="change the named construct, or pass strict=False to drop what cannot be enforced",
-            reasons=reasons,
-        ) from first
+        raise _no_backend(guide, refused, missing)
 
     def _num_dropped(self, name: str, guide: Guide) -> int:
         # looking at a longer text is work for the worker, and one backend is as good as another then
@@ -278,12 +267,10 @@ def _check_embedded_schemas(guide: Guide, config: GuidedDecodingConfig) -> None:
             continue
         except GuideError as error:
             place = pointer + (error.pointer or "#").removeprefix("#")
-            message = str(error).removeprefix(f"{error.pointer}: ")
+            message = error.message.removeprefix(f"{error.pointer}: ")
             begin = tag_begin(form, pointer)
             named = f"in the tag {begin!r}: " if begin else ""
-            raise type(error)(
-                f"{place}: {named}{message}", pointer=place, keyword=error.keyword, hint=error.hint
-            ) from error
+            raise error.placed(f"{place}: {named}{message}", place) from error
 
 
 def _cheapest_first(guide: Guide) -> list[str]:
@@ -306,6 +293,33 @@ def _refusal(name: str, problems: list[Problem]) -> UnsupportedGuideError:
         hint="change the construct, use another backend, or pass strict=False to drop it",
         reasons={name: first.message},
     )
+
+
+def _no_backend(guide: Guide, refused: dict[str, GuideError], missing: dict[str, str]) -> UnsupportedGuideError:
+    """What "auto" says when every backend refuses, or is not installed."""
+    # a backend that refuses a place in the guide is nearer to taking it than one that refuses its kind
+    first = min(refused.values(), key=lambda error: error.pointer in (None, "#"), default=None)
+    pointer = first.pointer or "#" if first else "#"
+    reasons = {name: _reason(name, error) for name, error in refused.items()} | missing
+    detail = "; ".join(f"{name}: {reason.removeprefix(f'{pointer}: ')}" for name, reason in reasons.items())
+    construct = first.keyword if first and first.keyword else f"this {guide.guide_type.value} guide"
+    return UnsupportedGuideError(
+        f"{pointer}: no allowed backend enforces {construct} ({detail})",
+        pointer=pointer,
+        keyword=first.keyword if first else None,
+        hint="change the named construct, or pass strict=False to drop what cannot be enforced"
+        if guide.guide_type is GuideType.JSON_SCHEMA
+        else "change or shorten the named construct",
+        reasons=reasons,
+    )
+
+
+def _reason(name: str, error: GuideError) -> str:
+    """Return why one backend refuses, its place in front."""
+    known = error.reasons.get(name) if isinstance(error, UnsupportedGuideError) else None
+    reason = error.message if known is None else f"{error.pointer or '#'}: {known}"
+    # its advice to use "auto" is of no use to who does
+    return reason.replace("; use backend='auto'", "")
 
 
 _shared_lock = threading.Lock()

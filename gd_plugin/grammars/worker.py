@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple
 
 from gd_plugin import errors
 from gd_plugin.config import GuidedDecodingConfig
-from gd_plugin.errors import CompileTimeoutError, GuidedDecodingError, GuideTooLargeError
+from gd_plugin.errors import CompileTimeoutError, GuidedDecodingError, GuideError, GuideTooLargeError
 from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, create_backend
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.guide import Guide
@@ -246,7 +246,8 @@ def _next_question(pipe: IO[bytes]) -> dict[str, Any] | None:
 
 def _as_head(error: GuidedDecodingError) -> dict[str, Any]:
     fields = {name: getattr(error, name) for name in _ERROR_FIELDS if getattr(error, name, None) is not None}
-    return {"error": type(error).__name__, "message": str(error), "fields": fields}
+    message = error.message if isinstance(error, GuideError) else str(error)
+    return {"error": type(error).__name__, "message": message, "fields": fields}
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

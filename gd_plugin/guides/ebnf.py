@@ -44,6 +44,9 @@ _REPEAT = re.compile(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}")
 _W3C_CLASS = re.compile(r"\^?(?:#x[0-9A-Fa-f]{2,6}(?:-#x[0-9A-Fa-f]{2,6})?)+")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "b": "\b", "f": "\f", "v": "\v"}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+_WRITE_RULES = "write rules as 'name ::= ...'"
+_WRITE_CODES = r"write a code point as \xHH, \uHHHH or \UHHHHHHHH; one past U+FFFF needs \U, not a surrogate pair"
+_NAME_THE_START = "define it; Guide.ebnf also takes the name of another rule as start=..."
 
 
 @dataclass
@@ -64,15 +67,15 @@ class Scanner:
         line = self.text.count("\n", 0, at) + 1
         return f"line {line}, column {at - (self.text.rfind(chr(10), 0, at) + 1) + 1}"
 
-    def fail(self, message: str, position: int | None = None, keyword: str | None = None) -> NoReturn:
+    def fail(self, message: str, position: int | None = None, keyword: str | None = None, *, hint: str) -> NoReturn:
         """Raise the error of a malformed grammar, with its place in front."""
         place = self.place(position)
-        raise InvalidGuideError(f"{place}: {message}", pointer=place, keyword=keyword)
+        raise InvalidGuideError(f"{place}: {message}", pointer=place, keyword=keyword, hint=hint)
 
     def refuse(self, feature: str, hint: str, position: int | None = None) -> NoReturn:
         """Raise the error of a construct that no backend enforces."""
         place = self.place(position)
-        raise UnsupportedGuideError(f"{place}: {feature} cannot be enforced; {hint}", pointer=place, keyword=feature)
+        raise UnsupportedGuideError(f"{place}: {feature} cannot be enforced", pointer=place, keyword=feature, hint=hint)
 
     def peek(self) -> str:
         """Return the next character, "" at the end."""
@@ -122,14 +125,20 @@ class _Parser:
         begin = scanner.position
         name = scanner.take(_NAME)
         if name is None:
-            scanner.fail(f"expected a rule such as 'name ::= ...', found {scanner.peek()!r}")
+            scanner.fail(f"expected a rule, found {scanner.peek()!r}", hint=_WRITE_RULES)
         self._skip()
         if not scanner.text.startswith("::=", scanner.position):
-            scanner.fail(f"expected '::=' after the rule name {name.group()!r}, found {scanner.peek() or 'the end'!r}")
+            found = scanner.peek() or "the end"
+            scanner.fail(f"expected '::=' after the rule name {name.group()!r}, found {found!r}", hint=_WRITE_RULES)
         scanner.position += 3
         if name.group() in self.rules:
             first = scanner.place(self.places[name.group()])
-            scanner.fail(f"rule {name.group()!r} is defined twice, first at {first}", begin, name.group())
+            scanner.fail(
+                f"rule {name.group()!r} is defined twice, first at {first}",
+                begin,
+                name.group(),
+                hint="rename one, or join them with |",
+            )
         self.places[name.group()] = begin
         self.rules[name.group()] = self._alternatives(0)
         if scanner.peek() == ";":
@@ -148,7 +157,7 @@ class _Parser:
             item = self._element(depth)
             parts.append(self._repeats(item))
         if not parts:
-            scanner.fail('an alternative is empty; write "" where nothing may stand')
+            scanner.fail("an alternative is empty", hint='write "" where nothing may stand')
         return sequence(parts)
 
     def _ends_sequence(self) -> bool:
@@ -179,7 +188,7 @@ class _Parser:
                 scanner.refuse("look-ahead", "write the condition into the rules", begin)
             inner = self._alternatives(depth + 1)
             if scanner.peek() != ")":
-                scanner.fail(f"the group opened at {scanner.place(begin)} is not closed")
+                scanner.fail(f"the group opened at {scanner.place(begin)} is not closed", hint="close it with )")
             scanner.position += 1
             return inner
         name = scanner.take(_NAME)
@@ -192,7 +201,10 @@ class _Parser:
             scanner.refuse("the exception A - B", "write the remaining alternatives out", begin)
         if character == "<":
             scanner.refuse("a token by name or id", "write its text as a literal", begin)
-        return scanner.fail(f"expected a literal, a class, a rule or a group, found {character!r}")
+        return scanner.fail(
+            f"expected a literal, a class, a rule or a group, found {character!r}",
+            hint='write text as "text", sets of characters as [a-z]',
+        )
 
     def _repeats(self, item: Node) -> Node:
         scanner = self.scanner
@@ -212,11 +224,15 @@ class _Parser:
     def _bounds(self, begin: int) -> tuple[int, int | None]:
         match = self.scanner.take(_REPEAT)
         if match is None or not (match[1] or match[3]) or max(len(match[1]), len(match[3])) > 9:
-            self.scanner.fail("a repeat is {2}, {2,}, {2,4} or {,4}", begin)
+            self.scanner.fail("this is no repeat", begin, hint="write {2}, {2,}, {2,4} or {,4}, of nine digits at most")
         low = int(match[1] or 0)
         high = low if not match[2] else int(match[3]) if match[3] else None
         if high is not None and high < low:
-            self.scanner.fail(f"the repeat {match.group()} has its bounds the wrong way round", begin)
+            self.scanner.fail(
+                f"the repeat {match.group()} has its bounds the wrong way round",
+                begin,
+                hint="write the lower one first",
+            )
         return low, high
 
     def _literal(self, quote: str) -> Node:
@@ -226,7 +242,10 @@ class _Parser:
         characters: list[str] = []
         while scanner.peek() != quote:
             if scanner.peek() in ("", "\n"):
-                scanner.fail(f"the literal opened at {scanner.place(begin)} is not closed")
+                scanner.fail(
+                    f"the literal opened at {scanner.place(begin)} is not closed",
+                    hint=f"close it with {quote}, and write a line end as \\n",
+                )
             if scanner.peek() == "\\":
                 characters.append(chr(read_escape(scanner)))
             else:
@@ -244,10 +263,11 @@ def read_alternatives(scanner: Scanner, depth: int, read_sequence: Callable[[int
     """
     if depth > _MAX_NESTING:
         raise GuideTooLargeError(
-            f"{scanner.place()}: the grammar nests over {_MAX_NESTING} groups; name the inner parts as rules",
+            f"{scanner.place()}: the grammar nests over {_MAX_NESTING} groups",
             pointer=scanner.place(),
             limit="max_depth",
             value=depth,
+            hint="name the inner parts as rules",
         )
     options = [read_sequence(depth)]
     while scanner.peek() == "|":
@@ -273,11 +293,15 @@ def read_class(scanner: Scanner) -> CharSet:
             scanner.position += 1
             high = _class_character(scanner, begin)
             if high < low:
-                scanner.fail(f"the range {chr(low)!r}-{chr(high)!r} is the wrong way round", begin)
+                scanner.fail(
+                    f"the range {chr(low)!r}-{chr(high)!r} is the wrong way round",
+                    begin,
+                    hint="write the lower end first",
+                )
         ranges.append((low, high))
     scanner.position += 1
     if not ranges and not negated:
-        scanner.fail("the class [] matches nothing", begin)
+        scanner.fail("the class [] matches nothing", begin, hint='write "" where nothing may stand')
     found = char_set(ranges)
     return complement(found.ranges) if negated else found
 
@@ -289,7 +313,11 @@ def _w3c_class(scanner: Scanner, begin: int, end: int) -> CharSet:
     for low, high in re.findall(r"#x([0-9A-Fa-f]+)(?:-#x([0-9A-Fa-f]+))?", body):
         first, last = int(low, 16), int(high or low, 16)
         if last > 0x10FFFF or last < first:
-            scanner.fail("the class has a code point past #x10FFFF, or a range the wrong way round", begin)
+            scanner.fail(
+                "the class has a code point past #x10FFFF, or a range the wrong way round",
+                begin,
+                hint="write ranges as #x20-#x7E, the lower end first",
+            )
         ranges.append((first, last))
     found = char_set(ranges)
     return complement(found.ranges) if body.startswith("^") else found
@@ -298,7 +326,10 @@ def _w3c_class(scanner: Scanner, begin: int, end: int) -> CharSet:
 def _class_character(scanner: Scanner, begin: int) -> int:
     character = scanner.peek()
     if character in ("", "\n"):
-        scanner.fail(f"the class opened at {scanner.place(begin)} is not closed")
+        scanner.fail(
+            f"the class opened at {scanner.place(begin)} is not closed",
+            hint="close it with ], and write a line end as \\n, a bracket as \\]",
+        )
     if character == "\\":
         return read_escape(scanner)
     scanner.position += 1
@@ -314,16 +345,16 @@ def read_escape(scanner: Scanner) -> int:
         count = _HEX_DIGITS[letter]
         digits = scanner.text[begin + 2 : begin + 2 + count]
         if not re.fullmatch(f"[0-9A-Fa-f]{{{count}}}", digits):
-            scanner.fail(f"\\{letter} takes {count} hexadecimal digits", begin)
+            scanner.fail(f"\\{letter} without {count} hexadecimal digits", begin, hint=_WRITE_CODES)
         code = int(digits, 16)
         if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
-            scanner.fail(f"\\{letter}{digits} is not a character", begin)
+            scanner.fail(f"\\{letter}{digits} is not a character", begin, hint=_WRITE_CODES)
         scanner.position += count
         return code
     if letter in _ESCAPES:
         return ord(_ESCAPES[letter])
     if not letter or letter.isalnum() or letter == "\n":
-        scanner.fail(f"unknown escape \\{letter}; write a backslash as \\\\", begin)
+        scanner.fail(f"unknown escape \\{letter}", begin, hint="write a backslash as \\\\")
     return ord(letter)
 
 
@@ -340,17 +371,19 @@ def checked_grammar(scanner: Scanner, rules: dict[str, Node], uses: list[tuple[s
     found = f"there are {', '.join(written)}" if written else "there are no rules"
     for name, position in uses:
         if name not in rules:
-            scanner.fail(f"rule {name!r} is not defined; {found}", position, name)
+            scanner.fail(
+                f"rule {name!r} is not defined; {found}", position, name, hint="define it, or correct the name"
+            )
     if start not in rules:
-        scanner.fail(f"the start rule {start!r} is not defined; {found}", 0, start)
+        scanner.fail(f"the start rule {start!r} is not defined; {found}", 0, start, hint=_NAME_THE_START)
     size = sum(map(num_positions, rules.values()))
     if size > _MAX_POSITIONS:
         raise GuideTooLargeError(
-            f"line 1, column 1: the grammar has {size} characters with its repeats written out, over {_MAX_POSITIONS}; "
-            "lower the repeat counts",
+            f"line 1, column 1: the grammar has {size} characters with its repeats written out, over {_MAX_POSITIONS}",
             pointer="line 1, column 1",
             limit="max_grammar_positions",
             value=size,
+            hint="lower the repeat counts",
         )
     grammar = Grammar(rules, start).productive()
     if grammar.rules[start] == NOTHING:

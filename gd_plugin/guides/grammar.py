@@ -315,7 +315,7 @@ def to_lark(grammar: Grammar, *, alone: bool = True) -> str:
             f"#: the grammar has {len(grammar.rules)} rules, llguidance takes {_MAX_LARK_RULES} safely",
             pointer="#",
             keyword="rules",
-            hint="use backend='xgrammar', or write rules into one another",
+            hint="write rules into one another, or use another backend",
         )
     names = {name: f"rule{index}" for index, name in enumerate(grammar.rules)}
     sets: dict[Ranges, str] = {}

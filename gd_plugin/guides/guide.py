@@ -22,6 +22,8 @@ from gd_plugin.guides.tools import tools_to_structural_tag
 
 __all__ = ["Guide", "GuideType", "Reasoning", "check_guide"]
 
+_A_RECORD = 'write {"json_schema": {...}}, {"regex": "..."} and so on, as Guide.to_json() does'
+_FLATTEN = "flatten it, or name the repeated parts with $defs and $ref"
 # Deeper JSON than this is refused before it is parsed: the json module recurses once a level, and no engine takes more.
 _PARSE_DEPTH = 512
 
@@ -79,7 +81,9 @@ class Guide:
     def json(cls, root: Literal["any", "object"] = "any") -> "Guide":
         """Any JSON value, or any JSON object."""
         if root not in ("any", "object"):
-            raise InvalidGuideError(f'root must be "any" or "object", got {root!r}', keyword="root")
+            raise InvalidGuideError(
+                f"#: unknown root {root!r}", pointer="#", keyword="root", hint='pass "any" or "object"'
+            )
         return cls(GuideType.JSON, root)
 
     @classmethod
@@ -120,7 +124,9 @@ class Guide:
         """
         if isinstance(pattern, re.Pattern):
             if not isinstance(pattern.pattern, str):
-                raise InvalidGuideError("a bytes pattern cannot guide text; pass a str pattern", keyword="bytes")
+                raise InvalidGuideError(
+                    "#: a bytes pattern cannot guide text", pointer="#", keyword="bytes", hint="pass a str pattern"
+                )
             flags = "".join(
                 letter
                 for letter, flag in (("i", re.I), ("m", re.M), ("s", re.S), ("x", re.X), ("a", re.A))
@@ -205,20 +211,27 @@ class Guide:
             InvalidGuideError: `options` is a single string, empty, or holds something that is not text.
         """
         if isinstance(options, str | bytes):
-            raise InvalidGuideError(f"choice takes a list of strings, got one string; pass [{options!r}]")
+            raise InvalidGuideError(
+                "#: choice takes a list of strings, got one string", pointer="#", hint=f"pass [{options!r:.80}]"
+            )
         try:
             listed = list(options)
         except TypeError as error:
-            raise InvalidGuideError(f"choice takes a list of strings, got {type(options).__name__}") from error
+            raise InvalidGuideError(
+                f"#: choice takes a list of strings, got {type(options).__name__}", pointer="#", hint='pass ["a", "b"]'
+            ) from error
         for index, option in enumerate(listed):
             if not isinstance(option, str):
                 raise InvalidGuideError(
-                    f"#/{index}: an option must be text, got {type(option).__name__}; pass str(option)",
+                    f"#/{index}: an option must be text, got {type(option).__name__}",
                     pointer=f"#/{index}",
+                    hint="pass str(option)",
                 )
             _require_encodable(option, f"#/{index}")
         if not listed:
-            raise UnsatisfiableGuideError("choice has no options, so nothing can match it", pointer="#")
+            raise UnsatisfiableGuideError(
+                "#: choice has no options, so nothing can match it", pointer="#", hint="pass at least one option"
+            )
         return cls(GuideType.CHOICE, json.dumps(list(dict.fromkeys(listed)), ensure_ascii=False, separators=(",", ":")))
 
     @classmethod
@@ -237,15 +250,27 @@ class Guide:
             max_tokens: tokens of free text after which the marker is forced.
         """
         if not isinstance(end, str) or not end:
-            raise InvalidGuideError("with_reasoning needs an end marker, for example end='</think>'", keyword="end")
+            raise InvalidGuideError(
+                f"#/reasoning/end: the end marker must be text that is not empty, got {end!r:.40}",
+                pointer="#/reasoning/end",
+                keyword="end",
+                hint="pass the model's own marker, for example end='</think>'",
+            )
         if start is not None and (not isinstance(start, str) or not start):
-            raise InvalidGuideError("with_reasoning: start must be text or None", keyword="start")
+            raise InvalidGuideError(
+                f"#/reasoning/start: the start marker must be text that is not empty, or None, got {start!r:.40}",
+                pointer="#/reasoning/start",
+                keyword="start",
+                hint="pass the model's own marker, or None where the prompt ends with it",
+            )
         if max_tokens is not None and (
             not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 0
         ):
             raise InvalidGuideError(
-                f"with_reasoning: max_tokens must be a number of tokens or None, got {max_tokens!r}",
+                f"#/reasoning/max_tokens: a number of tokens or None is needed, got {max_tokens!r:.40}",
+                pointer="#/reasoning/max_tokens",
                 keyword="max_tokens",
+                hint="pass how many tokens of free text may stand before the guide, or None for no limit",
             )
         return replace(self, reasoning=Reasoning(start, end, max_tokens))
 
@@ -281,20 +306,30 @@ class Guide:
             InvalidGuideError: not JSON, no or several guide keys, an unknown key, or a bad guide.
         """
         if not isinstance(text, str | bytes | bytearray | Mapping):
-            raise InvalidGuideError(f"from_json takes JSON text or a mapping, got {type(text).__name__}")
+            raise InvalidGuideError(
+                f"#: from_json takes JSON text or a mapping, got {type(text).__name__}", pointer="#", hint=_A_RECORD
+            )
         record = dict(text) if isinstance(text, Mapping) else _load_json(text, "a guide")
         if not isinstance(record, dict):
-            raise InvalidGuideError(f"#: a guide is a JSON object, got {_json_kind(record)}", pointer="#")
+            raise InvalidGuideError(
+                f"#: a guide is a JSON object, got {_json_kind(record)}", pointer="#", hint=_A_RECORD
+            )
         kinds = [kind for kind in GuideType if kind.value in record]
         if len(kinds) != 1:
             names = ", ".join(kind.value for kind in GuideType)
             found = ", ".join(map(str, record)) or "nothing"
-            raise InvalidGuideError(f"#: a guide has exactly one of the keys {names}; found {found}", pointer="#")
+            raise InvalidGuideError(
+                f"#: a guide has exactly one of the keys {names}; found {found}", pointer="#", hint=_A_RECORD
+            )
         kind = kinds[0]
         allowed = {kind.value, "reasoning"} | ({"start"} if kind is GuideType.EBNF_GRAMMAR else set())
         for key in record:
             if key not in allowed:
-                raise InvalidGuideError(f"#/{key}: unknown key {key!r} in a {kind.value} guide", pointer=f"#/{key}")
+                raise InvalidGuideError(
+                    f"#/{key}: unknown key {key!r} in a {kind.value} guide",
+                    pointer=f"#/{key}",
+                    hint=f"remove it; there are {', '.join(sorted(allowed))}",
+                )
         builders: dict[GuideType, Any] = {
             GuideType.JSON: cls.json,
             GuideType.JSON_SCHEMA: cls.json_schema,
@@ -310,7 +345,9 @@ class Guide:
             return guide
         if not isinstance(reasoning, Mapping) or not set(reasoning) <= {"start", "end", "max_tokens"}:
             raise InvalidGuideError(
-                "#/reasoning: an object with start, end and max_tokens is needed", pointer="#/reasoning"
+                "#/reasoning: this is no object of start, end and max_tokens",
+                pointer="#/reasoning",
+                hint='write {"end": "</think>"}, with "start" and "max_tokens" where they are needed',
             )
         return guide.with_reasoning(**reasoning)
 
@@ -325,30 +362,35 @@ def check_guide(guide: Guide) -> None:
     """
     kind, text = guide.guide_type, guide.guide
     if kind is GuideType.JSON and text not in ("any", "object"):
-        raise InvalidGuideError(f'a json guide is "any" or "object", got {text[:80]!r}; use Guide.json()')
+        raise InvalidGuideError(
+            f'#: a json guide is "any" or "object", got {text[:80]!r}', pointer="#", hint="use Guide.json()"
+        )
     if kind is GuideType.JSON_SCHEMA:
         Guide.json_schema(text)
     elif kind is GuideType.CHOICE:
         options = _load_json(text, "a choice guide")
         if not isinstance(options, list):
             raise InvalidGuideError(
-                f"#: a choice guide is a JSON array of strings, got {_json_kind(options)}; use Guide.choice([...])",
+                f"#: a choice guide is a JSON array of strings, got {_json_kind(options)}",
                 pointer="#",
+                hint="use Guide.choice([...])",
             )
         Guide.choice(options)
     elif kind is GuideType.STRUCTURAL_TAG and json.loads(Guide.structural_tag(text).guide) != json.loads(text):
         raise InvalidGuideError(
-            "#: this structural tag is not in the normal form, with every default written out; "
-            "use Guide.structural_tag(...), which writes it",
+            "#: this structural tag is not in the normal form, with every default written out",
             pointer="#",
+            hint="use Guide.structural_tag(...), which writes it",
         )
     reasoning = guide.reasoning
     if reasoning is None:
         return
     if not isinstance(reasoning, Reasoning):
         raise InvalidGuideError(
-            f"Guide.reasoning must be a Reasoning or None, got {type(reasoning).__name__}; use with_reasoning(...)",
+            f"#/reasoning: a Reasoning or None is needed, got {type(reasoning).__name__}",
+            pointer="#/reasoning",
             keyword="reasoning",
+            hint="use with_reasoning(...)",
         )
     guide.with_reasoning(reasoning.start, reasoning.end, reasoning.max_tokens)
 
@@ -359,7 +401,11 @@ def _load_json(text: "str | bytes | bytearray", what: str) -> Any:
         try:
             text = bytes(text).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise InvalidGuideError(f"{what} is not UTF-8: {error}") from error
+            raise InvalidGuideError(
+                f"position {error.start}: {what} is not UTF-8",
+                pointer=f"position {error.start}",
+                hint="encode the text as UTF-8, or pass it as str",
+            ) from error
     _check_text_depth(text, what)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -367,21 +413,36 @@ def _load_json(text: "str | bytes | bytearray", what: str) -> Any:
         if len(record) != len(pairs):
             seen: set[str] = set()
             twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            raise InvalidGuideError(f"{what} has the key {twice!r} twice in one object", keyword=twice)
+            raise InvalidGuideError(
+                f"#: {what} has the key {twice!r} twice in one object",
+                pointer="#",
+                keyword=twice,
+                hint="remove one of them",
+            )
         return record
 
     def refuse(name: str) -> Any:
-        raise InvalidGuideError(f"{what} holds {name}, which is not JSON", keyword=name)
+        raise InvalidGuideError(
+            f"#: {what} holds {name}, which is not JSON", pointer="#", keyword=name, hint="write a number"
+        )
 
     try:
         return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
-        raise InvalidGuideError(f"{place}: {what} is not JSON: {error.msg}", pointer=place) from error
+        raise InvalidGuideError(
+            f"{place}: {what} is not JSON: {error.msg}",
+            pointer=place,
+            hint="correct the JSON there; keys and text stand in double quotes, nothing behind a last comma",
+        ) from error
     except RecursionError as error:
-        raise GuideTooLargeError(f"{what} is nested too deeply to be read", limit="max_depth") from error
+        raise GuideTooLargeError(
+            f"#: {what} is nested too deeply to be read", pointer="#", limit="max_depth", hint=_FLATTEN
+        ) from error
     except ValueError as error:  # integers of thousands of digits
-        raise InvalidGuideError(f"{what} is not JSON that can be read: {error}") from error
+        raise InvalidGuideError(
+            f"#: {what} is not JSON that can be read: {error}", pointer="#", hint="write numbers with fewer digits"
+        ) from error
 
 
 def _check_text_depth(text: str, what: str) -> None:
@@ -397,7 +458,7 @@ def _check_text_depth(text: str, what: str) -> None:
                     pointer=f"position {match.start()}",
                     limit="max_depth",
                     value=depth,
-                    hint="flatten it, or name the repeated parts with $defs and $ref",
+                    hint=_FLATTEN,
                 )
         elif symbol in "]}":
             depth -= 1
@@ -409,7 +470,9 @@ def _dump_json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except RecursionError as error:
-        raise GuideTooLargeError("the schema is nested too deeply to be written", limit="max_depth") from error
+        raise GuideTooLargeError(
+            "#: the guide is nested too deeply to be written", pointer="#", limit="max_depth", hint=_FLATTEN
+        ) from error
 
 
 def _check_value(root: Any) -> None:
@@ -423,13 +486,15 @@ def _check_value(root: Any) -> None:
                 pointer=pointer[:80],
                 limit="max_depth",
                 value=depth,
-                hint="flatten it, or name the repeated parts with $defs and $ref",
+                hint=_FLATTEN,
             )
         if isinstance(value, dict):
             for key, item in value.items():
                 if not isinstance(key, str):
                     raise InvalidGuideError(
-                        f"{pointer}: the key {key!r} is not text, so this is not JSON", pointer=pointer
+                        f"{pointer}: the key {key!r} is not text, so this is not JSON",
+                        pointer=pointer,
+                        hint="use str keys",
                     )
                 _require_encodable(key, pointer)
                 escaped = key.replace("~", "~0").replace("/", "~1")
@@ -440,18 +505,22 @@ def _check_value(root: Any) -> None:
             _require_encodable(value, pointer)
         elif isinstance(value, float):
             if value != value or value in (float("inf"), float("-inf")):
-                raise InvalidGuideError(f"{pointer}: {value} is not JSON", pointer=pointer)
+                raise InvalidGuideError(
+                    f"{pointer}: {value} is not JSON", pointer=pointer, hint="write a finite number"
+                )
         elif value is not None and not isinstance(value, bool | int):
             raise InvalidGuideError(
-                f"{pointer}: {type(value).__name__} is not JSON; schemas hold only objects, arrays, text, numbers, "
-                "booleans and null",
+                f"{pointer}: {type(value).__name__} is not JSON",
                 pointer=pointer,
+                hint="use dict, list, str, int, float, bool and None",
             )
 
 
 def _require_text(value: object, what: str) -> None:
     if not isinstance(value, str):
-        raise InvalidGuideError(f"{what} must be text, got {type(value).__name__}")
+        raise InvalidGuideError(
+            f"#: {what} must be text, got {type(value).__name__}", pointer="#", hint="pass a str; decode bytes first"
+        )
     _require_encodable(value, what)
 
 
@@ -460,7 +529,9 @@ def _require_encodable(text: str, pointer: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise InvalidGuideError(
-            f"{pointer}: holds the lone surrogate {text[error.start]!r}, which no tokenizer can spell", pointer=pointer
+            f"{pointer}: holds the lone surrogate {text[error.start]!r}, which no tokenizer can spell",
+            pointer=pointer,
+            hint="remove it; a character past U+FFFF is one character, not two surrogates",
         ) from error
 
 

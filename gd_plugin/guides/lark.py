@@ -109,7 +109,9 @@ class _Parser:
     def _define(self, name: str, node: Node, begin: int) -> None:
         if name in self.rules:
             first = self.scanner.place(self.places[name])
-            self.scanner.fail(f"{name!r} is defined twice, first at {first}", begin, name)
+            self.scanner.fail(
+                f"{name!r} is defined twice, first at {first}", begin, name, hint="rename one, or join them with |"
+            )
         self.places[name] = begin
         self.rules[name] = node
 
@@ -132,8 +134,12 @@ class _Parser:
         if following == "[":
             scanner.refuse("a rule attribute", "leave it out, or use another guide", begin)
         if following == ":":
-            scanner.fail("rules are written 'name: ...'; '::=' is EBNF, which Guide.ebnf reads", begin)
-        scanner.fail(f"expected a rule such as 'name: ...', found {scanner.peek()!r}", begin)
+            scanner.fail("'::=' is EBNF", begin, hint="write rules as 'name: ...', or use Guide.ebnf")
+        scanner.fail(
+            f"expected a rule, found {scanner.peek()!r}",
+            begin,
+            hint="write rules as 'name: ...', directives as '%name'",
+        )
 
     def _directive(self) -> None:
         scanner = self.scanner
@@ -160,7 +166,7 @@ class _Parser:
             scanner.refuse("an import of another grammar", "there is %import common.NAME", begin)
         for name, alias in names:
             if name not in _COMMON:
-                scanner.fail(f"common has no {name!r}; there are {', '.join(_COMMON)}", begin, name)
+                scanner.fail(f"common has no {name!r}", begin, name, hint=f"there are {', '.join(_COMMON)}")
             self._define(alias, parse_regex(_COMMON[name]), begin)
 
     def _alternatives(self, depth: int) -> Node:
@@ -193,8 +199,9 @@ class _Parser:
         if character in "([":
             scanner.position += 1
             inner = self._alternatives(depth + 1)
-            if scanner.peek() != {"(": ")", "[": "]"}[character]:
-                scanner.fail(f"the group opened at {scanner.place(begin)} is not closed")
+            end = {"(": ")", "[": "]"}[character]
+            if scanner.peek() != end:
+                scanner.fail(f"the group opened at {scanner.place(begin)} is not closed", hint=f"close it with {end!r}")
             scanner.position += 1
             return inner if character == "(" else repeat(inner, 0, 1)
         if character == '"':
@@ -210,7 +217,10 @@ class _Parser:
             return self._terminal(node) if _is_terminal(name.group()) else node
         if character in "<@&~":
             scanner.refuse(f"the extension {character!r}", "write it as text, rules and regexes", begin)
-        return scanner.fail(f"expected a literal, a regex, a name or a group, found {character!r}")
+        return scanner.fail(
+            f"expected a literal, a regex, a name or a group, found {character!r}",
+            hint='write text as "text", a regex as /regex/',
+        )
 
     def _terminal(self, node: Node) -> Node:
         return node if self.in_terminal else sequence([node, Reference(_IGNORED)])
@@ -223,7 +233,7 @@ class _Parser:
             scanner.position += 2
             last = self._string() if scanner.peek() == '"' else ""
             if len(text) != 1 or len(last) != 1 or last < text:
-                scanner.fail('a range is "a".."z": two characters in order', begin)
+                scanner.fail("a range is of two characters in order", begin, hint='write "a".."z"')
             return char_set([(ord(text), ord(last))])
         if scanner.peek() == "i":
             scanner.position += 1
@@ -237,7 +247,10 @@ class _Parser:
         characters: list[str] = []
         while scanner.peek() != '"':
             if scanner.peek() in ("", "\n"):
-                scanner.fail(f"the literal opened at {scanner.place(begin)} is not closed")
+                scanner.fail(
+                    f"the literal opened at {scanner.place(begin)} is not closed",
+                    hint='close it with ", and write a line end as \\n',
+                )
             if scanner.peek() == "\\":
                 characters.append(chr(read_escape(scanner)))
             else:
@@ -251,14 +264,16 @@ class _Parser:
         begin = scanner.position
         match = scanner.take(_REGEX)
         if match is None:
-            scanner.fail("the regex is not closed; it goes from one slash to the next on the same line", begin)
+            scanner.fail(
+                "the regex is not closed", begin, hint="close it with / on the same line; write a slash as \\/"
+            )
         pattern = match.group(1).replace("\\/", "/")
         flags = match.group(2).replace("u", "").replace("l", "")
         try:
             return parse_regex(f"(?{flags}:{pattern})" if flags else pattern)
         except GuideError as error:
             place = scanner.place(begin)
-            raise type(error)(f"{place}: {error}", pointer=place, keyword=error.keyword, hint=error.hint) from error
+            raise error.placed(f"{place}: {error.message}", place) from error
 
     def _repeats(self, item: Node) -> Node:
         scanner = self.scanner
@@ -275,7 +290,11 @@ class _Parser:
             low = int(match[1] or match[3])
             high = int(match[2] or match[5]) if match[2] or match[5] else None if match[4] else low
             if high is not None and high < low:
-                scanner.fail(f"the repeat {match.group()} has its bounds the wrong way round", begin)
+                scanner.fail(
+                    f"the repeat {match.group()} has its bounds the wrong way round",
+                    begin,
+                    hint="write the lower first",
+                )
             item = repeat(item, low, high)
 
 

@@ -88,21 +88,30 @@ def parse_regex(pattern: str) -> Node:
         ) from error
     except (RecursionError, OverflowError, MemoryError) as error:
         raise GuideTooLargeError(
-            f"regex of {len(pattern)} characters is nested or repeated too deeply to be read", limit="max_depth"
+            f"#: the regex of {len(pattern)} characters is nested or repeated too deeply to be read",
+            pointer="#",
+            limit="max_depth",
+            hint="flatten the pattern, or lower its repeat counts",
         ) from error
     try:
         node = _convert(tree, flags, True, True)
     except _RefusedError as refused:
         raise _refusal(pattern, flags, refused.feature) from None
     if node == NOTHING:
-        raise UnsatisfiableGuideError(f"no text matches the regex {_shorten(pattern)!r}", pointer="#")
+        raise UnsatisfiableGuideError(
+            f"#: no text matches the regex {_shorten(pattern)!r}",
+            pointer="#",
+            hint="look for a class without a character, such as [^\\s\\S]",
+        )
     size = num_positions(node)
     if size > MAX_REGEX_POSITIONS:
         raise GuideTooLargeError(
-            f"regex {_shorten(pattern)!r} has {size} characters with its repeats written out, over "
-            f"{MAX_REGEX_POSITIONS}; lower the repeat counts",
+            f"#: the regex {_shorten(pattern)!r} has {size} characters with its repeats written out, over "
+            f"{MAX_REGEX_POSITIONS}",
+            pointer="#",
             limit="max_regex_positions",
             value=size,
+            hint="lower the repeat counts",
         )
     return node
 
@@ -290,7 +299,7 @@ def _refusal(pattern: str, flags: int, feature: str) -> UnsupportedGuideError:
         f"{place}: {feature} in {_shorten(pattern)!r} cannot be enforced by any backend",
         pointer=place,
         keyword=feature,
-        hint=_HINTS.get(feature),
+        hint=_HINTS.get(feature, "write the pattern without it, or use an EBNF grammar"),
         reasons=dict.fromkeys(("xgrammar", "llguidance", "outlines_core"), f"{feature} is not regular there"),
     )
 

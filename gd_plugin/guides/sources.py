@@ -19,17 +19,18 @@ def schema_from_type(tp: Any) -> dict[str, Any]:
         from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
     except ImportError as error:
         raise InvalidGuideError(
-            "a type needs pydantic to become a schema: pip install pydantic, or pass the schema as a dict"
+            "a type needs pydantic to become a schema",
+            hint="pip install pydantic, or pass the schema as a dict",
         ) from error
     if isinstance(tp, list | tuple | set | dict | int | float | bytes) or tp is None:
         raise InvalidGuideError(
-            f"a schema is a dict, JSON text or a type, got the {type(tp).__name__} {str(tp)[:40]!r}; "
-            "for fixed values use Guide.choice or typing.Literal"
+            f"a schema is a dict, JSON text or a type, got the {type(tp).__name__} {str(tp)[:40]!r}",
+            hint="for fixed values use Guide.choice or typing.Literal",
         )
     fields = getattr(type(tp), "model_fields", None) or getattr(type(tp), "__dataclass_fields__", None)
     if fields is not None and not isinstance(tp, type):
         name = type(tp).__name__
-        raise InvalidGuideError(f"got an instance of {name}; pass the class {name} itself")
+        raise InvalidGuideError(f"got an instance of {name}", hint=f"pass the class {name} itself")
     try:
         schema: dict[str, Any] = TypeAdapter(_readable(tp)).json_schema(by_alias=True, mode="validation")
     except (PydanticUserError, PydanticSchemaGenerationError, TypeError, RecursionError, NameError) as error:

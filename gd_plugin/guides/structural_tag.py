@@ -17,7 +17,13 @@ Kept here: errors carry JSON pointers; formats that speak of single tokens are r
 from collections.abc import Callable
 from typing import Any
 
-from gd_plugin.errors import GuideTooLargeError, InvalidGuideError, UnsatisfiableGuideError, UnsupportedGuideError
+from gd_plugin.errors import (
+    GuideError,
+    GuideTooLargeError,
+    InvalidGuideError,
+    UnsatisfiableGuideError,
+    UnsupportedGuideError,
+)
 from gd_plugin.guides.ebnf import parse_ebnf
 from gd_plugin.guides.grammar import one_rule, to_xgrammar_ebnf
 from gd_plugin.guides.regex import parse_regex
@@ -59,6 +65,16 @@ _FIELDS: dict[str, dict[str, tuple[type | tuple[type, ...], Any]]] = {
         "stop_after_first": (bool, False),
     },
 }
+_JSON_NAMES = {
+    str: "text",
+    dict: "an object",
+    list: "a list",
+    bool: "true or false",
+    int: "a number",
+    type(None): "null",
+}
+_TWO_SHAPES = 'write {"type": "structural_tag", "format": {...}}, or {"structures": [...], "triggers": [...]}'
+_A_STRUCTURE = 'write {"begin": "...", "schema": {...}, "end": "..."}'
 _TOKEN_FORMATS = frozenset(
     {"token", "exclude_token", "any_tokens", "token_triggered_tags", "token_dispatch", "dispatch", "qwen_xml_parameter"}
 )
@@ -73,13 +89,14 @@ def parse_structural_tag(spec: Any) -> dict[str, Any]:
         GuideTooLargeError: nested too deeply.
     """
     if not isinstance(spec, dict):
-        raise InvalidGuideError(f"#: a structural tag is an object, got {type(spec).__name__}", pointer="#")
+        raise InvalidGuideError(
+            f"#: a structural tag is an object, got {type(spec).__name__}", pointer="#", hint=_TWO_SHAPES
+        )
     if "structures" in spec or "triggers" in spec:
         return {"type": "structural_tag", "format": _parse(_from_older_shape(spec), "#", 0)}
     if spec.get("type", "structural_tag") != "structural_tag" or not isinstance(spec.get("format"), dict):
         raise InvalidGuideError(
-            '#: a structural tag is {"type": "structural_tag", "format": {...}}, or has structures and triggers',
-            pointer="#",
+            "#: this is neither shape of a structural tag", pointer="#", keyword="format", hint=_TWO_SHAPES
         )
     _refuse_unknown(spec, {"type", "format"}, "#", "a structural tag")
     return {"type": "structural_tag", "format": _parse(spec["format"], "#/format", 0)}
@@ -136,15 +153,22 @@ def _from_older_shape(spec: dict[str, Any]) -> dict[str, Any]:
     _refuse_unknown(spec, {"type", "structures", "triggers"}, "#", "a structural tag")
     for field in ("structures", "triggers"):
         if not isinstance(spec.get(field), list):
-            raise InvalidGuideError(f"#/{field}: a list is needed", pointer=f"#/{field}", keyword=field)
+            raise InvalidGuideError(
+                f"#/{field}: a list is needed", pointer=f"#/{field}", keyword=field, hint=_TWO_SHAPES
+            )
     tags = []
     for index, structure in enumerate(spec["structures"]):
         pointer = f"#/structures/{index}"
         if not isinstance(structure, dict):
-            raise InvalidGuideError(f"{pointer}: an object with begin, schema and end is needed", pointer=pointer)
+            raise InvalidGuideError(
+                f"{pointer}: a structure is an object, got {type(structure).__name__}",
+                pointer=pointer,
+                hint=_A_STRUCTURE,
+            )
         _refuse_unknown(structure, {"begin", "schema", "end"}, pointer, "a structure")
         if set(structure) != {"begin", "schema", "end"}:
-            raise InvalidGuideError(f"{pointer}: begin, schema and end are all needed", pointer=pointer)
+            missing = ", ".join(sorted({"begin", "schema", "end"} - set(structure)))
+            raise InvalidGuideError(f"{pointer}: {missing} is missing", pointer=pointer, hint=_A_STRUCTURE)
         content = {"type": "json_schema", "json_schema": structure["schema"]}
         tags.append({"type": "tag", "begin": structure["begin"], "content": content, "end": structure["end"]})
     return {"type": "triggered_tags", "triggers": spec["triggers"], "tags": tags}
@@ -154,16 +178,21 @@ def _refuse_unknown(record: dict[str, Any], known: set[str], pointer: str, what:
     for key in record:
         if key not in known:
             raise InvalidGuideError(
-                f"{pointer}/{key}: {what} has no field {key!r}; there are {', '.join(sorted(known))}",
+                f"{pointer}/{key}: {what} has no field {key!r}",
                 pointer=f"{pointer}/{key}",
                 keyword=str(key),
+                hint=f"there are {', '.join(sorted(known))}",
             )
 
 
 def _parse(node: Any, pointer: str, depth: int) -> dict[str, Any]:
     if depth > _MAX_DEPTH:
         raise GuideTooLargeError(
-            f"{pointer}: formats nest over {_MAX_DEPTH} levels deep", pointer=pointer, limit="max_depth", value=depth
+            f"{pointer}: formats nest over {_MAX_DEPTH} levels deep",
+            pointer=pointer,
+            limit="max_depth",
+            value=depth,
+            hint="flatten them, or write the inner part as a grammar",
         )
     kind = node.get("type") if isinstance(node, dict) else None
     if kind in _TOKEN_FORMATS:
@@ -176,26 +205,34 @@ def _parse(node: Any, pointer: str, depth: int) -> dict[str, Any]:
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None
     if fields is None:
         raise InvalidGuideError(
-            f"{pointer}: unknown format {kind!r}; there are {', '.join(_FIELDS)}", pointer=pointer, keyword="type"
+            f"{pointer}: unknown format {kind!r}",
+            pointer=pointer,
+            keyword="type",
+            hint=f"the types are {', '.join(_FIELDS)}",
         )
     _refuse_unknown(node, {"type", *fields}, pointer, f"the format {kind}")
     parsed: dict[str, Any] = {"type": kind}
     for name, (types, default) in fields.items():
         value = node.get(name, default)
         if value is ...:
-            raise InvalidGuideError(f"{pointer}: the format {kind} needs {name}", pointer=pointer, keyword=name)
+            raise InvalidGuideError(
+                f"{pointer}: the format {kind} has no {name}", pointer=pointer, keyword=name, hint=f"add {name}"
+            )
         if not isinstance(value, types) or (isinstance(value, bool) and types is int):
             raise InvalidGuideError(
                 f"{pointer}/{name}: {name} has the wrong type {type(value).__name__}",
                 pointer=f"{pointer}/{name}",
                 keyword=name,
+                hint=f"write {_type_names(types)}",
             )
         parsed[name] = value
     _CHECKS.get(str(kind), _check_nothing)(parsed, pointer)
     for name in ("elements", "tags"):
         if name in parsed:
             if not parsed[name]:
-                raise UnsatisfiableGuideError(f"{pointer}/{name}: the list is empty", pointer=f"{pointer}/{name}")
+                raise UnsatisfiableGuideError(
+                    f"{pointer}/{name}: the list is empty", pointer=f"{pointer}/{name}", hint="add at least one"
+                )
             parsed[name] = [_parse(item, f"{pointer}/{name}/{i}", depth + 1) for i, item in enumerate(parsed[name])]
     if "tags" in parsed:
         _check_tags(parsed, pointer)
@@ -206,6 +243,10 @@ def _parse(node: Any, pointer: str, depth: int) -> dict[str, Any]:
     return parsed
 
 
+def _type_names(types: type | tuple[type, ...]) -> str:
+    return " or ".join(_JSON_NAMES[kind] for kind in (types if isinstance(types, tuple) else (types,)))
+
+
 def _check_nothing(node: dict[str, Any], pointer: str) -> None:
     pass
 
@@ -213,18 +254,20 @@ def _check_nothing(node: dict[str, Any], pointer: str) -> None:
 def _check_style(node: dict[str, Any], pointer: str) -> None:
     if node["style"] != "json":
         raise UnsupportedGuideError(
-            f"{pointer}/style: the style {node['style']!r} cannot be enforced; only json can",
+            f"{pointer}/style: the style {node['style']!r} cannot be enforced",
             pointer=f"{pointer}/style",
             keyword="style",
+            hint="only json can; leave style out",
         )
 
 
 def _check_grammar(node: dict[str, Any], pointer: str) -> None:
     if node["syntax"] != "ebnf":
         raise UnsupportedGuideError(
-            f"{pointer}/syntax: the syntax {node['syntax']!r} cannot be enforced here; write it as ebnf",
+            f"{pointer}/syntax: the syntax {node['syntax']!r} cannot be enforced here",
             pointer=f"{pointer}/syntax",
             keyword="syntax",
+            hint="write it as ebnf",
         )
     _within(pointer + "/grammar", lambda: parse_ebnf(node["grammar"]))
 
@@ -233,26 +276,37 @@ def _within(pointer: str, read: Callable[[], object]) -> None:
     """Read a guide inside this one, and put its place in front of its errors."""
     try:
         read()
-    except (InvalidGuideError, UnsupportedGuideError, UnsatisfiableGuideError) as error:
-        raise type(error)(f"{pointer}: {error}", pointer=pointer, keyword=error.keyword, hint=error.hint) from error
+    except GuideError as error:
+        raise error.placed(f"{pointer}: {error.message}", pointer) from error
 
 
 def _check_repeat(node: dict[str, Any], pointer: str) -> None:
     if node["min"] < 0 or (node["max"] is not None and node["max"] < node["min"]):
-        raise UnsatisfiableGuideError(f"{pointer}: min is negative or over max", pointer=pointer, keyword="min")
+        raise UnsatisfiableGuideError(
+            f"{pointer}: min is negative or over max",
+            pointer=pointer,
+            keyword="min",
+            hint="write 0 <= min <= max; leave max out where there is no limit",
+        )
 
 
 def _check_tag(node: dict[str, Any], pointer: str) -> None:
     ends = [node["end"]] if isinstance(node["end"], str) else node["end"]
     if not ends or not all(isinstance(end, str) for end in ends):
-        raise InvalidGuideError(f"{pointer}/end: text, or a list of texts, is needed", pointer=f"{pointer}/end")
+        raise InvalidGuideError(
+            f"{pointer}/end: this is neither text nor a list of texts",
+            pointer=f"{pointer}/end",
+            hint='write "end": "..."',
+        )
     node["end"] = ends
 
 
 def _check_text(node: dict[str, Any], pointer: str) -> None:
     if not all(isinstance(text, str) and text for text in node["excludes"]):
         raise InvalidGuideError(
-            f"{pointer}/excludes: a list of texts that are not empty is needed", pointer=f"{pointer}/excludes"
+            f"{pointer}/excludes: something in the list is no text, or empty",
+            pointer=f"{pointer}/excludes",
+            hint="write a list of texts that are not empty",
         )
 
 
@@ -260,14 +314,17 @@ def _check_triggers(node: dict[str, Any], pointer: str) -> None:
     triggers = node["triggers"]
     if not triggers or not all(isinstance(trigger, str) and trigger for trigger in triggers):
         raise InvalidGuideError(
-            f"{pointer}/triggers: a list of texts that are not empty is needed", pointer=f"{pointer}/triggers"
+            f"{pointer}/triggers: the list is empty, or something in it is no text, or empty",
+            pointer=f"{pointer}/triggers",
+            hint="write a list of texts that are not empty",
         )
     for trigger in triggers:
         for other in triggers:
             if trigger != other and trigger in other:
                 raise InvalidGuideError(
-                    f"{pointer}/triggers: {trigger!r} is part of {other!r}, which could never be reached; drop one",
+                    f"{pointer}/triggers: {trigger!r} is part of {other!r}, which could never be reached",
                     pointer=f"{pointer}/triggers",
+                    hint="drop one of them",
                 )
 
 
@@ -275,12 +332,17 @@ def _check_content(tag: dict[str, Any], pointer: str) -> None:
     if tag["content"]["type"] != "any_text":
         return
     if "" in tag["end"]:
-        raise InvalidGuideError(f"{pointer}/end: any_text needs an end to stop at", pointer=f"{pointer}/end")
+        raise InvalidGuideError(
+            f"{pointer}/end: any_text has no end to stop at",
+            pointer=f"{pointer}/end",
+            hint="give the tag an end that is not empty",
+        )
     if tag["content"]["excludes"]:
         raise UnsupportedGuideError(
             f"{pointer}/content/excludes: text inside a tag ends at the tag's end and cannot exclude more",
             pointer=f"{pointer}/content/excludes",
             keyword="excludes",
+            hint="leave excludes out, or write the content as a regex",
         )
 
 
@@ -288,12 +350,17 @@ def _check_tags(node: dict[str, Any], pointer: str) -> None:
     for index, tag in enumerate(node["tags"]):
         place = f"{pointer}/tags/{index}"
         if tag["type"] != "tag":
-            raise InvalidGuideError(f"{place}: a tag is needed, found {tag['type']}", pointer=place)
+            raise InvalidGuideError(
+                f"{place}: a tag is needed, found {tag['type']}",
+                pointer=place,
+                hint='write "type": "tag", or leave it out',
+            )
         if node["type"] == "triggered_tags" and not any(tag["begin"].startswith(t) for t in node["triggers"]):
             raise InvalidGuideError(
                 f"{place}/begin: no trigger begins {tag['begin']!r}; triggers are {node['triggers']}",
                 pointer=f"{place}/begin",
                 keyword="begin",
+                hint="add a trigger that it begins with",
             )
 
 

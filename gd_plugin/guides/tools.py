@@ -73,6 +73,7 @@ STYLES: dict[str, _Style] = {
     ),
 }
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_A_TOOL = 'write {"type": "function", "function": {"name": ..., "parameters": {...}}}'
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -84,7 +85,7 @@ def tools_to_structural_tag(tools: Any, tool_choice: Any = "auto", style: str = 
             unknown; the message names the tool and its JSON pointer.
     """
     if style not in STYLES:
-        raise InvalidGuideError(f"unknown tool style {style!r}; there are {', '.join(STYLES)}", keyword="style")
+        raise InvalidGuideError(f"unknown tool style {style!r}", keyword="style", hint=f"there are {', '.join(STYLES)}")
     form = STYLES[style]
     parsed = _read_tools(tools)
     choice = _read_choice(tool_choice, list(parsed))
@@ -119,34 +120,41 @@ def _tag(form: _Style, name: str, schema: dict[str, Any]) -> dict[str, Any]:
 def _read_tools(tools: Any) -> dict[str, dict[str, Any]]:
     """Return parameters by name, in order."""
     if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Iterable):
-        raise InvalidGuideError(f"#: tools is a list of tool definitions, got {type(tools).__name__}", pointer="#")
+        raise InvalidGuideError(
+            f"#: tools is a list of tool definitions, got {type(tools).__name__}",
+            pointer="#",
+            hint="pass a list, also of one tool",
+        )
     found: dict[str, dict[str, Any]] = {}
     for index, tool in enumerate(tools):
         pointer = f"#/{index}"
         if not isinstance(tool, Mapping):
-            raise InvalidGuideError(f"{pointer}: a tool is an object, got {type(tool).__name__}", pointer=pointer)
+            raise InvalidGuideError(
+                f"{pointer}: a tool is an object, got {type(tool).__name__}", pointer=pointer, hint=_A_TOOL
+            )
         function = tool.get("function", tool)
         if tool.get("type", "function") != "function" or not isinstance(function, Mapping):
-            raise InvalidGuideError(
-                f'{pointer}: a tool is {{"type": "function", "function": {{"name": ..., "parameters": ...}}}}',
-                pointer=pointer,
-            )
+            raise InvalidGuideError(f"{pointer}: this is no function tool", pointer=pointer, hint=_A_TOOL)
         inner = f"{pointer}/function" if "function" in tool else pointer
         name = function.get("name")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InvalidGuideError(
-                f"{inner}/name: a name of letters, digits, '_', '-' and '.' is needed, got {name!r}",
+                f"{inner}/name: {name!r} is no name of a tool",
                 pointer=f"{inner}/name",
                 keyword="name",
+                hint="use up to 128 letters, digits, '_', '-' and '.'",
             )
         if name in found:
-            raise InvalidGuideError(f"{inner}/name: two tools are called {name!r}", pointer=f"{inner}/name")
+            raise InvalidGuideError(
+                f"{inner}/name: two tools are called {name!r}", pointer=f"{inner}/name", hint="rename one of them"
+            )
         schema = function.get("parameters") or _NO_PARAMETERS
         if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
             raise InvalidGuideError(
-                f'{inner}/parameters: tool {name!r}: parameters is a JSON Schema of type "object"',
+                f'{inner}/parameters: tool {name!r}: parameters is not a JSON Schema of type "object"',
                 pointer=f"{inner}/parameters",
                 keyword="parameters",
+                hint='write {"type": "object", "properties": {...}}',
             )
         found[name] = {"type": "object", **schema}
     return found
@@ -162,10 +170,16 @@ def _read_choice(tool_choice: Any, names: list[str]) -> str:
         return "none"
     elif choice in ("auto", "required"):
         if not names:
-            raise InvalidGuideError(f"tool_choice is {choice!r}, but there are no tools", keyword="tool_choice")
+            raise InvalidGuideError(
+                f"tool_choice is {choice!r}, but there are no tools",
+                keyword="tool_choice",
+                hint="pass tools, or tool_choice='none'",
+            )
         return str(choice)
     if choice not in names:
         raise InvalidGuideError(
-            f"tool_choice names {choice!r}; the tools are {', '.join(names) or 'none'}", keyword="tool_choice"
+            f"tool_choice names {choice!r}; the tools are {', '.join(names) or 'none'}",
+            keyword="tool_choice",
+            hint="name one of them, or use 'auto', 'required' or 'none'",
         )
     return str(choice)

@@ -125,7 +125,12 @@ class FakeBackend(Backend):
     def compile(self, guide: Guide) -> CompiledGrammar:
         """See `Backend.compile`."""
         for problem in self.problems(guide):
-            raise UnsupportedGuideError(f"#: {problem.message}", pointer="#", reasons={self.name: problem.message})
+            raise UnsupportedGuideError(
+                f"#: {problem.message}",
+                pointer="#",
+                hint="use Guide.choice, or a real backend",
+                reasons={self.name: problem.message},
+            )
         return _FakeCompiledGrammar(guide, self._vocabulary)
 
 

@@ -46,19 +46,27 @@ def read_guide(extra_args: "Mapping[str, Any] | None") -> GuideParams | None:
         if key not in _KEYS:
             near = get_close_matches(key, _KEYS, n=1)
             advice = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(_KEYS)}"
-            raise InvalidGuideError(f"unknown parameter {key!r}: {advice}", keyword=key)
+            raise InvalidGuideError(f"unknown parameter {key!r}", keyword=key, hint=advice)
     backend = own.pop("guide_backend", "auto")
     if not isinstance(backend, str):
-        raise InvalidGuideError(f"guide_backend must be text, got {type(backend).__name__}", keyword="guide_backend")
+        raise InvalidGuideError(
+            f"guide_backend must be text, got {type(backend).__name__}",
+            keyword="guide_backend",
+            hint='pass "auto" or a backend\'s name',
+        )
     named = [key for key in own if key == "guide" or key in _FLAT]
     if len(named) != 1:
         found = ", ".join(named) or "none"
-        raise InvalidGuideError(f"a guided request has exactly one of guide, {', '.join(_FLAT)}; found {found}")
+        raise InvalidGuideError(
+            f"a guided request has exactly one of guide, {', '.join(_FLAT)}; found {found}", hint="pass one of them"
+        )
     key = named[0]
     if key == "guide":
         for option in ("guide_reasoning", "guide_start"):
             if option in own:
-                raise InvalidGuideError(f"{option} goes inside 'guide', as {option[6:]!r}", keyword=option)
+                raise InvalidGuideError(
+                    f"{option} stands beside guide", keyword=option, hint=f"put it inside 'guide', as {option[6:]!r}"
+                )
         return GuideParams(_whole_guide(own[key]), backend)
     record: dict[str, Any] = {_FLAT[key].value: _flat_value(_FLAT[key], own[key], key)}
     if "guide_start" in own:
@@ -73,9 +81,9 @@ def _whole_guide(value: Any) -> Guide:
         return value
     if not isinstance(value, Mapping | str):
         raise InvalidGuideError(
-            f"guide must be a mapping such as {{'regex': '...'}} or its JSON text, got {type(value).__name__}; "
-            "guide.to_json() writes it",
+            f"guide must be a mapping such as {{'regex': '...'}} or its JSON text, got {type(value).__name__}",
             keyword="guide",
+            hint="guide.to_json() writes it",
         )
     return Guide.from_json(value)
 
@@ -87,16 +95,18 @@ def _flat_value(kind: GuideType, value: Any, key: str) -> Any:
             return "any"
         if value == "object":
             return "object"
-        raise InvalidGuideError(f'{key} must be true, "any" or "object", got {value!r}', keyword=key)
+        raise InvalidGuideError(f"{key} is {value!r}", keyword=key, hint='pass true, "any" or "object"')
     if kind is GuideType.CHOICE:
         # a lone string would be read letter by letter
         if isinstance(value, str | bytes) or not isinstance(value, list | tuple):
-            raise InvalidGuideError(f"{key} must be a list of strings, got {type(value).__name__}", keyword=key)
+            raise InvalidGuideError(
+                f"{key} must be a list of strings, got {type(value).__name__}", keyword=key, hint='pass ["a", "b"]'
+            )
         return list(value)
     if kind in _JSON_KINDS and isinstance(value, Mapping | bool):
         return value
     if not isinstance(value, str):
-        raise InvalidGuideError(f"{key} must be text, got {type(value).__name__}", keyword=key)
+        raise InvalidGuideError(f"{key} must be text, got {type(value).__name__}", keyword=key, hint="pass a string")
     return value
 
 
@@ -109,5 +119,9 @@ def _reasoning(value: Any) -> Any:
         try:
             return json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise InvalidGuideError(f"guide_reasoning is not JSON: {error}", keyword="guide_reasoning") from error
+            raise InvalidGuideError(
+                f"guide_reasoning is not JSON: {error}",
+                keyword="guide_reasoning",
+                hint='pass true, the end marker, or {"end": "</think>"}',
+            ) from error
     return value

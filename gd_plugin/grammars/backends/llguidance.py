@@ -30,7 +30,13 @@ from gd_plugin.errors import (
     UnsupportedGuideError,
     VocabularyError,
 )
-from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, embedded_problems
+from gd_plugin.grammars.backends.registry import (
+    ALLOW_A_TEXT,
+    USE_ANOTHER,
+    Backend,
+    CompiledGrammar,
+    embedded_problems,
+)
 from gd_plugin.grammars.matcher import EngineMatcher, engine_errors, num_cores
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.grammar import to_lark
@@ -279,6 +285,7 @@ class LLGuidanceBackend(Backend):
                 f"{problem.pointer}: {problem.message}",
                 pointer=problem.pointer,
                 keyword=problem.keyword,
+                hint=USE_ANOTHER,
                 reasons={_NAME: problem.message},
             )
         return self._built(guide, _EXACT_MASKS + self._lark(guide))
@@ -412,8 +419,10 @@ def _guide_error(guide: Guide, message: str) -> GuideError:
     pointer, keyword = "#", None
     text = f"{pointer}: llguidance cannot compile this {guide.guide_type.value} guide: {sentence}"
     if _UNSATISFIABLE.search(sentence):
-        return UnsatisfiableGuideError(text, pointer=pointer, keyword=keyword)
+        return UnsatisfiableGuideError(text, pointer=pointer, keyword=keyword, hint=ALLOW_A_TEXT)
     # a grammar over characters is one that our own readers have found to be well formed
     if _UNSUPPORTED.search(sentence) or guide.guide_type in TEXT_KINDS:
-        return UnsupportedGuideError(text, pointer=pointer, keyword=keyword, reasons={_NAME: sentence})
-    return InvalidGuideError(text, pointer=pointer, keyword=keyword)
+        return UnsupportedGuideError(
+            text, pointer=pointer, keyword=keyword, hint=USE_ANOTHER, reasons={_NAME: sentence}
+        )
+    return InvalidGuideError(text, pointer=pointer, keyword=keyword, hint=USE_ANOTHER)

@@ -26,7 +26,7 @@ from gd_plugin.errors import (
     UnsupportedGuideError,
     VocabularyError,
 )
-from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar
+from gd_plugin.grammars.backends.registry import ALLOW_A_TEXT, USE_ANOTHER, Backend, CompiledGrammar
 from gd_plugin.grammars.matcher import EngineMatcher, engine_errors
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.automaton import estimate_states
@@ -51,6 +51,8 @@ _BYTES_PER_TRANSITION: Final = 16
 _NBYTES_PER_BYTE: Final = 2
 # an index that should take longer than this is built in another process
 _MAX_BUILD_S_HERE: Final = 0.5
+
+_SIMPLIFY: Final = "shorten its repeats and sets, raise the limit, or use another backend"
 
 _vocabularies: "weakref.WeakKeyDictionary[Vocabulary, dict[str, Any]]" = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
@@ -191,14 +193,18 @@ class OutlinesCoreBackend(Backend):
         for problem in self.problems(guide):
             text = f"{problem.pointer}: {problem.message}"
             if problem.keyword == "size":
-                raise GuideTooLargeError(text, pointer="#", limit="compile_timeout_s")
+                raise GuideTooLargeError(text, pointer="#", limit="compile_timeout_s", hint=_SIMPLIFY)
             raise UnsupportedGuideError(
-                text, pointer=problem.pointer, keyword=problem.keyword, reasons={_NAME: problem.message}
+                text,
+                pointer=problem.pointer,
+                keyword=problem.keyword,
+                hint=USE_ANOTHER,
+                reasons={_NAME: problem.message},
             )
         node = to_regular(language_of(guide))
         end = unused_character(node) if node is not None else None
         if node is None or end is None or node == NOTHING:
-            raise UnsatisfiableGuideError("#: nothing matches this guide", pointer="#")
+            raise UnsatisfiableGuideError("#: nothing matches this guide", pointer="#", hint=ALLOW_A_TEXT)
         num_states = estimate_states(node, self._max_states) or self._max_states
         vocabulary = _engine_vocabulary(self._vocabulary, end)
         try:
@@ -253,7 +259,7 @@ def _guide_error(guide: Guide, error: BaseException) -> GuideError:
     text = f"#: outlines-core cannot compile this {guide.guide_type.value} guide: {message}"
     if "incompatible with the regex" in message:
         # a byte of every text has no token
-        return UnsatisfiableGuideError(f"{text}; no token of this vocabulary spells it", pointer="#")
+        return UnsatisfiableGuideError(f"{text}; no token of this vocabulary spells it", pointer="#", hint=ALLOW_A_TEXT)
     if "too big" in message or "exceed" in message:
-        return GuideTooLargeError(text, pointer="#", limit="compile_timeout_s")
-    return InvalidGuideError(text, pointer="#")
+        return GuideTooLargeError(text, pointer="#", limit="compile_timeout_s", hint=_SIMPLIFY)
+    return InvalidGuideError(text, pointer="#", hint=USE_ANOTHER)

@@ -17,6 +17,8 @@ from gd_plugin.guides.report import Problem
 from gd_plugin.guides.structural_tag import embedded_schemas
 
 __all__ = [
+    "ALLOW_A_TEXT",
+    "USE_ANOTHER",
     "Backend",
     "BackendFactory",
     "CompiledGrammar",
@@ -25,6 +27,11 @@ __all__ = [
     "embedded_problems",
     "register_backend",
 ]
+
+
+# what to do about an adapter's refusals
+ALLOW_A_TEXT = "allow at least one text that this vocabulary can spell"
+USE_ANOTHER = "write the guide without it, or use another backend"
 
 
 class CompiledGrammar(ABC):

@@ -29,7 +29,13 @@ from gd_plugin.errors import (
     UnsupportedGuideError,
     VocabularyError,
 )
-from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, embedded_problems
+from gd_plugin.grammars.backends.registry import (
+    ALLOW_A_TEXT,
+    USE_ANOTHER,
+    Backend,
+    CompiledGrammar,
+    embedded_problems,
+)
 from gd_plugin.grammars.matcher import EngineMatcher, engine_errors
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.grammar import to_xgrammar_ebnf
@@ -196,6 +202,7 @@ class XGrammarBackend(Backend):
                 f"{first.pointer}: {first.message}",
                 pointer=first.pointer,
                 keyword=first.keyword,
+                hint=USE_ANOTHER,
                 reasons={_NAME: first.message},
             )
         if guide.guide_type is GuideType.JSON_SCHEMA:
@@ -324,8 +331,8 @@ def _guide_error(guide: Guide, error: BaseException) -> GuideError:
     pointer = f"line {match.group(1)}, column {match.group(2)}" if match else "#"
     text = f"{pointer}: xgrammar cannot compile this {guide.guide_type.value} guide: {message}"
     if _UNSATISFIABLE.search(message):
-        return UnsatisfiableGuideError(text, pointer=pointer)
+        return UnsatisfiableGuideError(text, pointer=pointer, hint=ALLOW_A_TEXT)
     # a grammar over characters is one that our own readers have found to be well formed
     if _UNSUPPORTED.search(message) or guide.guide_type in TEXT_KINDS:
-        return UnsupportedGuideError(text, pointer=pointer, reasons={_NAME: message})
-    return InvalidGuideError(text, pointer=pointer)
+        return UnsupportedGuideError(text, pointer=pointer, hint=USE_ANOTHER, reasons={_NAME: message})
+    return InvalidGuideError(text, pointer=pointer, hint=USE_ANOTHER)

@@ -68,7 +68,7 @@ class GraphView:
 def refusal(pointer: str, keyword: str, message: str) -> UnsupportedGuideError:
     """The error for a keyword that has no normal form."""
     return UnsupportedGuideError(
-        f"{pointer}: {message}; remove it or pass strict=False",
+        f"{pointer}: {message}",
         pointer=pointer,
         keyword=keyword,
         hint="remove it, or pass strict=False to have it dropped and listed",
@@ -199,7 +199,11 @@ class Branch:
         length = max((len(entry.prefix) for entry in entries), default=0)
         if length > _MAX_PREFIX:
             raise GuideTooLargeError(
-                f"#: over {_MAX_PREFIX} fixed items", pointer="#", keyword="prefixItems", value=length
+                f"#: over {_MAX_PREFIX} fixed items",
+                pointer="#",
+                keyword="prefixItems",
+                value=length,
+                hint="describe the items that are alike with items, minItems and maxItems",
             )
         prefix = [_join(self._item(entry, place) for entry in entries) for place in range(length)]
         rest = _join(entry.rest or () for entry in entries)
@@ -359,6 +363,7 @@ class Branch:
                     pointer="#",
                     keyword="patternProperties",
                     value=len(classes),
+                    hint="use fewer patterns, or patterns that do not overlap",
                 )
         merged: dict[Conjunction, Language] = {}
         for language, matched in classes:

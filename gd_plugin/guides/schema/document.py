@@ -61,6 +61,7 @@ class Document:
                     "#/$schema: draft 3 is not supported; 4, 6, 7, 2019-09 and 2020-12 are",
                     pointer="#/$schema",
                     keyword="$schema",
+                    hint="write it in a later draft",
                 )
         self.root = self._enter(Subschema(schema, "#", "", draft), schema)
         self._resources: dict[str, Subschema] = {"": self.root, self.root.base: self.root}
@@ -88,7 +89,11 @@ class Document:
             count += 1
             if count > _MAX_VALUES:
                 raise GuideTooLargeError(
-                    f"#: the schema holds over {_MAX_VALUES} values", pointer="#", limit="max_guide_bytes", value=count
+                    f"#: the schema holds over {_MAX_VALUES} values",
+                    pointer="#",
+                    limit="max_guide_bytes",
+                    value=count,
+                    hint="name repeated parts with $defs and $ref, or leave parts out",
                 )
             value = place.value
             if isinstance(value, dict):
@@ -121,6 +126,7 @@ class Document:
                 f"{pointer}: a schema is an object or a boolean, got {type(value).__name__}",
                 pointer=pointer,
                 keyword=str(path[0]) if path else None,
+                hint="write a schema there; true allows every value",
             )
         return self._enter(parent, value, *path)
 
@@ -133,10 +139,18 @@ class Document:
         """
         pointer = f"{place.pointer}/{keyword}"
         if not isinstance(reference, str):
-            raise InvalidGuideError(f"{pointer}: a reference is text", pointer=pointer, keyword=keyword)
+            raise InvalidGuideError(
+                f"{pointer}: a reference is text",
+                pointer=pointer,
+                keyword=keyword,
+                hint='name a schema of this document, for example "#/$defs/name"',
+            )
         if keyword == "$dynamicRef" and len(self._dynamic.get(urldefrag(reference)[1], ())) > 1:
             raise UnsupportedGuideError(
-                f"{pointer}: several schemas have the dynamic anchor {reference!r}", pointer=pointer, keyword=keyword
+                f"{pointer}: several schemas have the dynamic anchor {reference!r}",
+                pointer=pointer,
+                keyword=keyword,
+                hint="use $ref and $anchor, which name one place",
             )
         uri, fragment = urldefrag(_join(place.base, reference, pointer))
         resource = self._resources.get(uri)
@@ -155,7 +169,10 @@ class Document:
             target = self._follow(resource, unquote(fragment))
         if target is None or not isinstance(target.value, dict | bool):
             raise InvalidGuideError(
-                f"{pointer}: {reference!r} names no schema in this document", pointer=pointer, keyword=keyword
+                f"{pointer}: {reference!r} names no schema in this document",
+                pointer=pointer,
+                keyword=keyword,
+                hint="put the schema it names under $defs, or correct the reference",
             )
         return target
 
@@ -176,4 +193,8 @@ def _join(base: str, reference: str, pointer: str) -> str:
     try:
         return urljoin(base, reference)
     except ValueError as error:
-        raise InvalidGuideError(f"{pointer}: {reference!r} is not a URI: {error}", pointer=pointer) from error
+        raise InvalidGuideError(
+            f"{pointer}: {reference!r} is not a URI: {error}",
+            pointer=pointer,
+            hint='name a schema of this document, for example "#/$defs/name"',
+        ) from error

@@ -67,7 +67,10 @@ class _Writer:
         self.rules.append(f"{name}: {' | '.join(dict.fromkeys(options))}")
         if len(self.rules) > _MAX_RULES:
             raise GuideTooLargeError(
-                f"#: the grammar needs over {_MAX_RULES} rules", pointer="#", limit="max_guide_bytes"
+                f"#: the grammar needs over {_MAX_RULES} rules",
+                pointer="#",
+                limit="max_guide_bytes",
+                hint="share repeated parts with $defs, or leave parts out",
             )
         return name
 
@@ -154,6 +157,7 @@ class _Writer:
                 f"#: counting up to {top_hits} of {top_length} items takes too many rules",
                 pointer="#",
                 keyword="contains",
+                hint="lower minContains and maxContains, or minItems and maxItems",
             )
         prefix = f"c{len(self.rules)}"
 
@@ -202,7 +206,9 @@ class _Writer:
         top = 0 if most is None and shape.low == 0 else max(shape.low, 0 if most is None else most + 1)
         if (len(shape.declared) + 1) * (top + 1) > 20_000:
             raise GuideTooLargeError(
-                f"#: counting {top} of {len(shape.declared)} members takes too many rules", pointer="#"
+                f"#: counting {top} of {len(shape.declared)} members takes too many rules",
+                pointer="#",
+                hint="lower minProperties and maxProperties, or declare fewer keys",
             )
         if top == 0:
             body = self.members(shape, extra)
@@ -211,6 +217,7 @@ class _Writer:
                 f"#: members of an object with over {_MAX_COUNTED} declared keys cannot be counted",
                 pointer="#",
                 limit="max_guide_bytes",
+                hint="leave minProperties and maxProperties out, or declare fewer keys",
             )
         else:
             body = _CountedMembers(self, shape, extra, most, top).first()

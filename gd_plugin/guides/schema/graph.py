@@ -184,11 +184,12 @@ class _Graph:
         return list(found)
 
     def build(self) -> tuple[tuple[Shape, ...], ...]:
-        self._check_cycles()
         root = self.node(self.root)
         reached, stack = {root}, [root]
+        without_cycles: set[int] = set()
         while stack:
             number = stack.pop()
+            self._check_cycles(self._conjunctions[number], without_cycles)
             for child in _children(self.shapes(number)):
                 if child not in reached:
                     reached.add(child)
@@ -197,20 +198,20 @@ class _Graph:
                 raise _too_large("nodes", len(reached))
         shapes = _prune({number: self._shapes[number] for number in reached})
         if not shapes[root]:
-            raise UnsatisfiableGuideError("#: no value satisfies this schema", pointer="#")
+            raise UnsatisfiableGuideError(
+                "#: no value satisfies this schema",
+                pointer="#",
+                hint="look for bounds that contradict each other, and for recursion that nothing optional ends",
+            )
         shapes, root = _merge_equal(shapes, root)
         _check_nesting(shapes, root)
         return _renumber(shapes, root)
 
-    def _check_cycles(self) -> None:
+    def _check_cycles(self, conjunction: Conjunction, visited: set[int]) -> None:
         """Refuse schemas that apply themselves to the same value: they have no meaning."""
         state: dict[int, int] = {}
-        roots = [term for term in self.root if isinstance(term, SchemaTerm)]
-        pending = list(roots)
-        visited: set[int] = set()
-        while pending:
-            start = pending.pop()
-            if start.index in visited:
+        for start in conjunction:
+            if not isinstance(start, SchemaTerm) or start.index in visited:
                 continue
             stack = [(start, iter(self.reader.inplace(start)))]
             state[start.index] = 1
@@ -227,8 +228,9 @@ class _Graph:
                         f"{pointer}: the schema refers to itself for the same value, so it has no meaning",
                         pointer=pointer,
                         keyword="$ref",
+                        hint="let one of the references name a schema that says what the value is",
                     )
-                elif state.get(step.index) is None:
+                elif state.get(step.index) is None and step.index not in visited:
                     state[step.index] = 1
                     stack.append((step, iter(self.reader.inplace(step))))
 
@@ -362,6 +364,7 @@ def _check_nesting(nodes: dict[int, tuple[Shape, ...]], root: int) -> None:
                     pointer="#",
                     limit="max_depth",
                     value=len(stack),
+                    hint="flatten the schema",
                 )
 
 
@@ -418,7 +421,9 @@ def build_graph(schema: object, *, additional_properties: bool, strict: bool) ->
             pointer = error.pointer or "#"
             if strict or pointer in dropped or len(dropped) >= _MAX_DROPPED:
                 raise
-            message = str(error).replace("; remove it or pass strict=False", "; it is not enforced")
+            message = f"{error.message}; it is not enforced"
             dropped[pointer] = Problem(pointer, error.keyword or "", "", message)
         except RecursionError as error:
-            raise GuideTooLargeError("#: the schema is nested too deeply", pointer="#", limit="max_depth") from error
+            raise GuideTooLargeError(
+                "#: the schema is nested too deeply", pointer="#", limit="max_depth", hint="flatten the schema"
+            ) from error

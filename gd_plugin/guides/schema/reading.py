@@ -261,14 +261,21 @@ class Reader:
         """
         pointer = "/".join([place.pointer, *map(escape_pointer, path)])
         if not isinstance(value, str):
-            raise InvalidGuideError(f"{pointer}: a pattern is text", pointer=pointer, keyword=path[0])
+            raise InvalidGuideError(
+                f"{pointer}: a pattern is text", pointer=pointer, keyword=path[0], hint="write the pattern as a string"
+            )
         try:
             return compile_pattern(value)
         except PatternError as error:
             if error.unsupported:
                 kind = "string" if path[0] == "pattern" else "object"
                 return Refuse(kind, f"{place.pointer}/{path[0]}", path[0], str(error))
-            raise InvalidGuideError(f"{pointer}: {error}", pointer=pointer, keyword=path[0]) from error
+            raise InvalidGuideError(
+                f"{pointer}: {error}",
+                pointer=pointer,
+                keyword=path[0],
+                hint="correct the pattern; patterns in a schema are ECMA-262 expressions",
+            ) from error
 
     def overlap(self, *terms: Conjunction) -> bool:
         """Whether a value may satisfy all of them; False is a proof that none does."""
@@ -278,7 +285,12 @@ class Reader:
 def _fail(place: Subschema, keyword: str, needed: str) -> InvalidGuideError:
     pointer = f"{place.pointer}/{keyword}"
     found = place.value[keyword]
-    return InvalidGuideError(f"{pointer}: {needed}, got {str(found)[:40]!r}", pointer=pointer, keyword=keyword)
+    return InvalidGuideError(
+        f"{pointer}: {needed}, got {str(found)[:40]!r}",
+        pointer=pointer,
+        keyword=keyword,
+        hint=f"correct the value of {keyword}, or remove the keyword",
+    )
 
 
 def _number(place: Subschema, keyword: str) -> Fraction:

@@ -43,8 +43,7 @@ def schema_problems(text: str, config: GuidedDecodingConfig, backend: str) -> li
 
 
 def _reason(error: UnsupportedGuideError) -> str:
-    text = str(error)
-    return text.removeprefix(f"{error.pointer}: ")
+    return error.message.removeprefix(f"{error.pointer}: ")
 
 
 def schema_to_lark(text: str, config: GuidedDecodingConfig) -> str:
