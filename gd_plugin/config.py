@@ -24,6 +24,8 @@ class GuidedDecodingConfig:
             place), "compact" (none) or "any". Never before the first or after the last character.
         max_whitespace: characters of white space at one place under "bounded".
         additional_properties: the value of `additionalProperties` where a schema is silent.
+        property_order: the declared keys of an object come in declared order ("declared", so that a schema makes a
+            model think before it answers), or each once in any order ("any"; at most 63 of them).
         strict: refuse what a backend cannot enforce; False drops it and lists it in `CompiledGrammar.not_enforced`.
         on_dead_end: a row without a legal token ends alone ("stop"), ends the whole call ("raise"), or goes on
             unguided ("release").
@@ -45,6 +47,7 @@ class GuidedDecodingConfig:
     whitespace: Literal["bounded", "compact", "any"] = "bounded"
     max_whitespace: int = 16
     additional_properties: bool = False
+    property_order: Literal["declared", "any"] = "declared"
     strict: bool = True
     on_dead_end: Literal["stop", "raise", "release"] = "stop"
     canonical_forcing: bool = False

@@ -227,7 +227,9 @@ class GrammarMatcherFactory:
                     return self._compile_with(name, guide, "no backend enforces all of the guide; this one drops least")
                 except (UnsupportedGuideError, GuideTooLargeError) as error:
                     refused[name] = error
-        raise _no_backend(guide, refused, missing)
+        # the place is named by the backend that came closest
+        closest = sorted(refused, key=lambda name: self._num_dropped(name, guide))
+        raise _no_backend(guide, {name: refused[name] for name in closest}, missing)
 
     def _num_dropped(self, name: str, guide: Guide) -> int:
         # looking at a longer text is work for the worker, and one backend is as good as another then

@@ -15,10 +15,15 @@ pytest.importorskip("llguidance")
 
 
 @settings(max_examples=pick(ci=40, long=5000))
-@given(schema=schemas(), instances=st.lists(values(), min_size=1, max_size=12), seed=st.integers(0, 1 << 32))
-def test_nothing_invalid_is_admitted(schema, instances, seed):
+@given(
+    schema=schemas(),
+    instances=st.lists(values(), min_size=1, max_size=12),
+    seed=st.integers(0, 1 << 32),
+    order=st.sampled_from(["declared", "any"]),
+)
+def test_nothing_invalid_is_admitted(schema, instances, seed, order):
     try:
-        texts = Texts(schema)
+        texts = Texts(schema, property_order=order)
     except gd.GuideError:
         return
     for instance in instances:

@@ -278,6 +278,9 @@ def _without(guide: Guide, problems: list[Problem]) -> Guide:
     """Return a schema without the keywords that `problems` name: the engine takes them for others, or prints."""
     document: dict[str, Any] = json.loads(guide.guide)
     for problem in problems:
+        if problem.keyword == "property_order":
+            # a setting: the keys stay, in declared order
+            continue
         *path, keyword = (part.replace("~1", "/").replace("~0", "~") for part in problem.pointer.split("/")[1:] or [""])
         holder: Any = document
         for part in path:

@@ -48,6 +48,8 @@ __all__ = ["Branch", "GraphView", "least", "refusal"]
 
 _MAX_KEY_CLASSES = 24
 _MAX_PREFIX = 300
+# bits of the parameter that says which items were written
+_MAX_UNIQUE = 63
 
 
 @dataclass
@@ -258,9 +260,11 @@ class Branch:
         if self.unique is None or (high is not None and high <= 1):
             return None
         values = None if prefix else graph.finite_values(rest)
-        if values is None or len(values) > 10:
+        if values is None or len(values) > _MAX_UNIQUE:
             raise refusal(
-                self.unique.pointer, "uniqueItems", "is enforced only where an item is one of at most 10 known values"
+                self.unique.pointer,
+                "uniqueItems",
+                f"is enforced only where an item is one of at most {_MAX_UNIQUE} known values",
             )
         return tuple(graph.node(value) for value in values)
 
@@ -286,8 +290,9 @@ class Branch:
             raise refusal(
                 count.pointer, "minProperties", "cannot be counted over free keys, which may be written twice"
             )
+        pointer = next((entry.pointer for entry in self.members if entry.declares and entry.named), "#")
         for kept in self._with_keys_outside(fields, extras):
-            yield ObjectShape(tuple(kept), tuple(extras), low, count.high)
+            yield ObjectShape(tuple(kept), tuple(extras), low, count.high, pointer)
 
     def _with_keys_outside(
         self, fields: list[tuple[str, int, bool]], extras: list[Extra]

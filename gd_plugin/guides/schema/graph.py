@@ -6,6 +6,7 @@ Kept here: every step is counted, so that no schema takes unbounded time; a sche
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gd_plugin.errors import GuideTooLargeError, UnsatisfiableGuideError, UnsupportedGuideError
 from gd_plugin.guides.report import Problem
@@ -299,7 +300,7 @@ def _trim(shape: Shape, alive: set[int]) -> Shape | None:
         extras = tuple(Extra(extra.keys, extra.node) for extra in shape.extras if extra.node in alive)
         if shape.low > len(declared) and not extras:
             return None
-        return ObjectShape(declared, extras, shape.low, shape.high)
+        return replace(shape, declared=declared, extras=extras)
     if isinstance(shape, ArrayShape):
         return _trim_array(shape, alive)
     return shape
@@ -382,7 +383,7 @@ def _renamed(shape: Shape, order: dict[int, int]) -> Shape:
     if isinstance(shape, ObjectShape):
         declared = tuple((key, order[node], must) for key, node, must in shape.declared)
         extras = tuple(Extra(extra.keys, order[extra.node]) for extra in shape.extras)
-        return ObjectShape(declared, extras, shape.low, shape.high)
+        return replace(shape, declared=declared, extras=extras)
     if isinstance(shape, ArrayShape):
         contains = shape.contains
         if contains is not None:

@@ -537,7 +537,8 @@ def _read_members(reader: Reader, place: Subschema, scopes: _Scopes) -> Conjunct
     if refused:
         return tuple(refused)
     declares = bool(named or patterns)
-    return (Members(named, tuple(patterns), additional, scopes, declares),)
+    pointer = f"{place.pointer}/properties" if named else place.pointer
+    return (Members(named, tuple(patterns), additional, scopes, declares, pointer),)
 
 
 _MEMBERS = ("properties", "patternProperties", "additionalProperties")

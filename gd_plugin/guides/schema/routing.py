@@ -4,12 +4,13 @@ Adapters call this; each schema is brought into normal form once, however many b
 """
 
 import json
+from dataclasses import replace
 from functools import lru_cache
 
 from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.errors import GuideError, UnsupportedGuideError
 from gd_plugin.guides.report import Problem
-from gd_plugin.guides.schema.emit import to_llguidance
+from gd_plugin.guides.schema.emit import to_llguidance, unordered_problems
 from gd_plugin.guides.schema.graph import build_graph
 from gd_plugin.guides.schema.shapes import Normal
 from gd_plugin.guides.schema.support import xgrammar_problems
@@ -38,7 +39,9 @@ def schema_problems(text: str, config: GuidedDecodingConfig, backend: str) -> li
         return []
     found = [Problem(problem.pointer, problem.keyword, backend, problem.message) for problem in normal.dropped]
     if backend == "xgrammar":
-        found.extend(xgrammar_problems(text, config.additional_properties))
+        found.extend(xgrammar_problems(text, config.additional_properties, config.property_order))
+    elif config.property_order == "any":
+        found.extend(replace(problem, backend=backend) for problem in unordered_problems(normal))
     return found
 
 
@@ -49,4 +52,9 @@ def _reason(error: UnsupportedGuideError) -> str:
 def schema_to_lark(text: str, config: GuidedDecodingConfig) -> str:
     """The grammar for llguidance; raises what `build_graph` and `to_llguidance` raise."""
     normal = normal_form(text, config)
-    return to_llguidance(normal, whitespace=config.whitespace, max_whitespace=config.max_whitespace)
+    return to_llguidance(
+        normal,
+        whitespace=config.whitespace,
+        max_whitespace=config.max_whitespace,
+        property_order=config.property_order,
+    )

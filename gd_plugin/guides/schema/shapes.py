@@ -4,7 +4,7 @@
 contains is not generated. There are no references, negations or intersections left, except inside languages.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gd_plugin.guides.report import Problem
 from gd_plugin.guides.schema.languages import Language
@@ -76,12 +76,14 @@ class ObjectShape:
         declared: key, node of its value, whether it must be there.
         extras: languages of other keys; they do not overlap each other or the declared keys.
         low, high: members in all.
+        pointer: where the schema declares its keys, or the first of several such places.
     """
 
     declared: tuple[tuple[str, int, bool], ...]
     extras: tuple[Extra, ...]
     low: int
     high: int | None
+    pointer: str = field(default="#", compare=False)
 
 
 Shape = Literal | NumberShape | TextShape | ArrayShape | ObjectShape

@@ -101,7 +101,7 @@ SUPPORT: Final[dict[str, dict[str, str]]] = {
 }
 
 
-def xgrammar_problems(text: str, additional_properties: bool) -> list[Problem]:
+def xgrammar_problems(text: str, additional_properties: bool, property_order: str = "declared") -> list[Problem]:
     """What xgrammar does not enforce exactly in a schema given as JSON text."""
     found: list[Problem] = []
 
@@ -138,6 +138,10 @@ def xgrammar_problems(text: str, additional_properties: bool) -> list[Problem]:
                 add(pointer, "type", "does not enforce an object without properties")
             elif not set(schema.get("required", ())) <= set(schema.get("properties", ())):
                 add(pointer, "required", "does not enforce keys that are not declared")
+        declared = schema.get("properties")
+        if property_order == "any" and isinstance(declared, dict) and len(declared) > 1:
+            message = "xgrammar repeats keys and leaves out required ones in any order; use backend='auto'"
+            found.append(Problem(f"{pointer}/properties", "property_order", "xgrammar", message))
         if schema.get("type") == "array" and "items" not in schema:
             add(pointer, "type", "does not enforce an array without items")
         stack.extend(_below(schema, pointer))

@@ -3,7 +3,7 @@
 A conjunction is a tuple of terms; all of them hold. Terms are hashable, so equal conjunctions are one node of the graph.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gd_plugin.guides.schema.languages import Language
 from gd_plugin.guides.schema.numbers import Numbers
@@ -119,6 +119,7 @@ class Members:
 
     Attributes:
         declares: it comes from keywords that a schema's author wrote, so keys it names count as declared.
+        pointer: the place of those keywords.
     """
 
     named: tuple[tuple[str, "Conjunction"], ...]
@@ -126,6 +127,7 @@ class Members:
     additional: "Conjunction | None" = None
     scopes: tuple[int, ...] = ()
     declares: bool = True
+    pointer: str = field(default="#", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
