@@ -2,6 +2,7 @@
 # make test   all tests                                   make fix    format and lint, in place
 # make test-vllm  the vLLM plugin in a real CPU engine    (3.4 GB, once)
 # make docs   the documentation, into site/
+# make release VERSION=x.y.z   changelog, build, install tests, tag; ARGS=--dry-run changes nothing
 # make bench  tables of ratios against peers              make gpu-check  kernels on a GPU, if there is one
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ export PYTHONSAFEPATH := 1
 BENCHMARK := env -u PYTHONSAFEPATH $(BIN)/python
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-vllm check fix docs bench gpu-check conformance soak clean
+.PHONY: demo test test-vllm check fix docs release bench gpu-check conformance soak clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/quickstart.py $(ARGS)
@@ -40,6 +41,10 @@ fix: $(VENV)/.dev
 # every warning is an error: links, anchors, cross-references, names of the API
 docs: $(VENV)/.docs
 	$(BIN)/zensical build --strict --clean
+
+release: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[release]'
+	$(BIN)/python tools/release.py $(VERSION) $(ARGS)
 
 bench: $(VENV)/.dev
 	for script in benchmarks/generate_overhead.py benchmarks/backends.py benchmarks/apply_cpu.py benchmarks/engine_step.py benchmarks/capture_step.py; do $(BENCHMARK) $$script || exit 1; done

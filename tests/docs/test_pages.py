@@ -6,6 +6,7 @@ A page may say in comments, which readers of the built page do not see:
     processor = ...
     -->
 
+    <!-- needs: package -->    in front of a block that runs where the package is installed; it is compiled all the same
     <!-- not run: why -->      in front of a block that needs what a test cannot have; it is compiled all the same
 
 Examples, which pages include as ``` { .python .example }, have tests of their own (and ruff would format the inclusion).
@@ -28,7 +29,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PIECE = re.compile(
     r"^<!-- run\n(?P<hidden>.*?)^-->"
-    r"|^<!-- not run: (?P<why>[^\n]+) -->\n+```python\n(?P<unrun>.*?)^```"
+    r"|^<!-- not run: [^\n]+ -->\n+```python\n(?P<unrun>.*?)^```"
+    r"|^<!-- needs: (?P<package>\w+) -->\n+```python\n(?P<optional>.*?)^```"
     r"|^```python\n(?P<shown>.*?)^```",
     flags=re.MULTILINE | re.DOTALL,
 )
@@ -47,8 +49,12 @@ class Block(NamedTuple):
 def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text()
     for piece in PIECE.finditer(text):
-        kind = next(name for name in ("hidden", "unrun", "shown") if piece[name] is not None)
-        yield Block(piece[kind], text.count("\n", 0, piece.start(kind)) + 1, runs=kind != "unrun")
+        kind = next(name for name in ("hidden", "unrun", "optional", "shown") if piece[name] is not None)
+        yield Block(
+            piece[kind],
+            text.count("\n", 0, piece.start(kind)) + 1,
+            runs=kind != "unrun" and (kind != "optional" or find_spec(piece["package"]) is not None),
+        )
 
 
 def name(page: Path) -> str:
