@@ -1,6 +1,6 @@
 """Masking on the CPU, as ratios against xgrammar's CPU kernel and a plain fill, interleaved in one run.
 
-    python benchmarks/apply_cpu.py [--json FILE] [--rows 1 8 32] [--columns 151936] [--rounds 30]
+    python benchmarks/apply_cpu.py [--json FILE] [--plot FILE.svg] [--rows 1 8 32] [--columns 151936] [--rounds 30]
 
 Every result is compared with xgrammar's before anything is timed. Times are medians of interleaved rounds; on a shared
 machine only the ratios mean something, most of all those between the fastest fifths of the rounds ("undisturbed"). It does
@@ -12,10 +12,12 @@ import json
 import platform
 import time
 from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import torch
 import xgrammar
+from line_plot import svg_lines
 
 from gd_plugin import apply_token_bitmask_
 
@@ -78,12 +80,24 @@ def measure(rows, columns, dtype, name, bits, rounds):
         "xgrammar_us": 1e6 * theirs_s, "ours_us": 1e6 * ours_s, "ours_out_us": 1e6 * out_s, "fill_us": 1e6 * fill_s,
         "speedup": theirs_s / ours_s, "speedup_20": low, "speedup_80": high, "fills": ours_s / fill_s,
         "speedup_fast": fast[0] / fast[1], "fills_fast": fast[1] / fast[3],
+        "fast_us": {"xgrammar": 1e6 * fast[0], "gd_plugin": 1e6 * fast[1], "a plain fill": 1e6 * fast[3]},
     }  # fmt: skip
+
+
+def plot(records):
+    """Draw the fastest fifth of the rounds of each mask, a panel for each number of rows and type."""
+    panels = {}
+    for record in records:
+        lines = panels.setdefault(f"{record['rows']} rows, {record['dtype']}", {})
+        for name, value in record["fast_us"].items():
+            lines.setdefault(name, []).append((record["mask"].replace(" legal", "").replace("banned", "ban"), value))
+    return svg_lines(panels, x_label="legal tokens", y_label="us, 20 % quantile")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", help="write the records here")
+    parser.add_argument("--plot", type=Path, help="draw them here, as SVG")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--columns", type=int, default=151_936)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32", "bfloat16"])
@@ -107,6 +121,8 @@ def main():
                     f"{record['fills']:5.2f} fills, "
                     f"undisturbed {record['fills_fast']:.2f}  into out {record['ours_out_us']:7.1f} us"
                 )
+    if options.plot:
+        options.plot.write_text(plot(records))
     if options.json:
         with open(options.json, "w") as file:
             json.dump({**machine, "records": records}, file, indent=1)

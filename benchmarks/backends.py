@@ -3,7 +3,7 @@
 In:  the installed engines and real tokenizers.      Out: tables of ratios, medians with 20/80 % spread, peers interleaved.
 What the tables do not show: compiling, and other documents than this one.
 
-    python benchmarks/backends.py [--rounds N] [--width 50k] [--json FILE]
+    python benchmarks/backends.py [--rounds N] [--width 50k] [--json FILE] [--plot FILE.svg]
 """
 
 import argparse
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from line_plot import svg_lines
 
 from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.grammars.backends.registry import create_backend
@@ -207,10 +208,20 @@ def engine_vocabulary(name: str, tokens: list[bytes], vocabulary: Vocabulary) ->
     return lambda: llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens(vocabulary)), eos_token=stops)
 
 
+def plot(rows: list[dict[str, Any]]) -> str:
+    """Draw the ratios by width, a panel for each engine."""
+    panels: dict[str, dict[str, list[tuple[str, float]]]] = {}
+    for row in rows:
+        if not row["what"].startswith("loop"):
+            panels.setdefault(row["engine"], {}).setdefault(row["what"], []).append((row["width"], row["ratio"]))
+    return svg_lines(panels, x_label="columns", y_label="ours / theirs, median")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
     parser.add_argument("--width", choices=list(TOKENIZERS))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -256,6 +267,8 @@ def main() -> None:
                 report(f"loop by batch, {num_rows} rows", name, width, found)
             raw = engine_vocabulary(name, list(vocabulary.tokens), vocabulary)
             report("Vocabulary, by engine's", name, width, ratio(build, raw, max(3, arguments.rounds // 5)))
+    if arguments.plot:
+        arguments.plot.write_text(plot(rows))
     if arguments.json:
         arguments.json.write_text(json.dumps({"engines": engines, "rows": rows}, indent=1))
 

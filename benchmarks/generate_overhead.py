@@ -7,7 +7,7 @@ short and long outputs, which take turns at every step. Outputs are checked befo
 
 What it does not show: a real model's step, next to which all of this is smaller, and a GPU.
 
-    python benchmarks/generate_overhead.py [--rounds 7] [--tokens 32] [--json FILE]
+    python benchmarks/generate_overhead.py [--rounds 7] [--tokens 32] [--json FILE] [--plot FILE.svg]
 """
 
 import argparse
@@ -24,6 +24,7 @@ import torch
 import xgrammar
 import xgrammar.contrib.hf
 from harness import interleave, machine, print_table, quantiles, ratios, write_json
+from line_plot import svg_lines
 from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor
 
 import gd_plugin as gd
@@ -216,12 +217,23 @@ def measure_lengths(peers: Peers, rounds: int, lengths: tuple[int, int]) -> list
     return records
 
 
+def plot(records: Sequence[dict[str, Any]]) -> str:
+    """Draw the time inside each processor by batch, a panel for each kind of place in a text."""
+    panels: dict[str, dict[str, list[tuple[str, float]]]] = {}
+    for record in records:
+        for name in ("gd_plugin", "xgrammar"):
+            line = panels.setdefault(record["state"], {}).setdefault(name, [])
+            line.append((str(record["batch"]), 1e3 * record[f"{name} inside"].median))
+    return svg_lines(panels, x_label="rows", y_label="ms a step, median")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--plot", type=Path, help="draw the first table here, as SVG")
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = tiny_model()
@@ -255,6 +267,8 @@ def main() -> None:
         ],
     )
     write_json(options.json, [*records, *by_length])
+    if options.plot:
+        options.plot.write_text(plot(records))
 
 
 if __name__ == "__main__":

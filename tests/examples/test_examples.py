@@ -52,7 +52,7 @@ def test_each_example_has_a_test() -> None:
 
 @pytest.mark.slow
 def test_quickstart(capsys: pytest.CaptureFixture[str]) -> None:
-    printed = run("quickstart", capsys, "--max-new-tokens", "24")
+    printed = run("quickstart", capsys, "--max-new-tokens", "6")
     assert "without a guide" in printed and "prompt lookup" in printed
 
 
