@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from gd_plugin.masks.argmax import argmax_under_bitmask
     from gd_plugin.masks.bitmask import allocate_token_bitmask, row_has_valid_token
     from gd_plugin.masks.shard import VocabShard
+    from gd_plugin.reports.report import Report
 
 # public name -> the module that defines it; held equal to the imports above by a test
 _HOMES = {
@@ -75,6 +76,7 @@ _HOMES = {
     "MatcherError": "gd_plugin.errors",
     "Problem": "gd_plugin.guides.report",
     "Reasoning": "gd_plugin.guides.guide",
+    "Report": "gd_plugin.reports.report",
     "RollbackError": "gd_plugin.errors",
     "RowResult": "gd_plugin.hf.results",
     "TokenRejectedError": "gd_plugin.errors",
@@ -122,6 +124,7 @@ __all__ = [
     "MatcherError",
     "Problem",
     "Reasoning",
+    "Report",
     "RollbackError",
     "RowResult",
     "TokenRejectedError",

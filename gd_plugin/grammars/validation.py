@@ -16,7 +16,7 @@ from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.guide import Guide, GuideType
 from gd_plugin.masks.bitmask import allocate_token_bitmask
 
-__all__ = ["Verdict", "byte_vocabulary", "validate"]
+__all__ = ["Verdict", "byte_vocabulary", "expected_next", "validate"]
 
 _STOP = 256
 _MAX_EXPECTED = 24
@@ -91,7 +91,7 @@ def validate(guide: Guide, text: str, *, tokenizer: Any = None) -> Verdict:
         ok=False,
         complete=complete,
         position=position,
-        expected=_expected(matcher),
+        expected=expected_next(matcher),
         pointer=_json_pointer(text[:position]) if guide.guide_type in _JSON_KINDS else None,
     )
 
@@ -102,7 +102,8 @@ def _spelled_length(tokenizer: Any, data: bytes) -> int:
     return Speller.of(vocabulary).spelled_length(data)
 
 
-def _expected(matcher: GrammarMatcher) -> tuple[str, ...]:
+def expected_next(matcher: GrammarMatcher) -> tuple[str, ...]:
+    """Return what may come next at a matcher over `byte_vocabulary()`: characters, ranges of them, "end of text"."""
     row = allocate_token_bitmask(1, _STOP + 1)
     matcher.fill_next_token_bitmask(row, 0)
     words = row[0].tolist()

@@ -10,6 +10,7 @@ import copy
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -33,6 +34,9 @@ from gd_plugin.masks.bitmask import legal_columns
 from gd_plugin.masks.cpu import apply_token_bitmask_cpu
 from gd_plugin.masks.device import open_device
 from gd_plugin.masks.outputs import OutputBuffers
+from gd_plugin.reports.clock import StepClock
+from gd_plugin.reports.recorder import Recorder, RowFacts
+from gd_plugin.reports.report import Report
 
 __all__ = ["GuidedLogitsProcessor"]
 
@@ -58,6 +62,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         stop_token_ids: further ids that end a row. Ids given to `generate(eos_token_id=...)` belong here too.
         max_new_tokens: tokens a row may generate, its stop token included: every guided row is complete within them.
             Pass `generate` at least as many. Of the legal tokens of a step the 64 best are tried, the others are banned.
+        report: record every step for `report()`. Costs about a pass over the scores a row; docs/reports.md has figures.
         config: settings; None is the defaults.
         config_fields: single settings, for example `backend="xgrammar"`; win over `config`.
 
@@ -84,12 +89,14 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         vocab_size: int | None = None,
         stop_token_ids: Sequence[int] | int | None = None,
         max_new_tokens: int | None = None,
+        report: bool = False,
         config: GuidedDecodingConfig | None = None,
         **config_fields: Any,
     ) -> None:
         if max_new_tokens is not None and (not isinstance(max_new_tokens, int) or max_new_tokens < 1):
             raise ValueError(f"max_new_tokens must be a positive number of tokens or None, got {max_new_tokens!r}")
         self._max_new_tokens = max_new_tokens
+        self._reports = report
         guides = _checked_guides(guide)
         config = GuidedDecodingConfig() if config is None else config
         self.config = config.replace_fields(**config_fields) if config_fields else config
@@ -147,6 +154,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             self._foreign_width = self._root._foreign_width = width
             return scores
         self._root._last_called = self
+        clock = StepClock(scores.device) if self._reports else None
         ids = self._fetch(input_ids)
         found = self._find(width, ids)
         next_step = found is not None and found[0].is_next_step(ids)
@@ -160,6 +168,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
                 self._finish_ids,
                 self._forced_start(scores),
             )
+            session.recorder = self._new_recorder()
             found = session, self._new_budget(len(ids))
             self._warned = False
         session, budget = found
@@ -172,16 +181,26 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             raise dead[1]
         if ids.shape[1] == session.prompt_len and session.skipped_start:
             rows.row_index[:] = -1  # the model is made to begin with a token that is no part of the text
+        if clock is not None:
+            clock.lap("build")
         if not (rows.row_index >= 0).any():
-            return scores
+            return self._recorded(session, rows, ids, scores, scores, clock)
         if scores.stride(-1) != 1 or scores.stride(0) < scores.shape[1]:
             # columns apart, or rows that overlap because they were expanded from one
             scores = scores.contiguous()
+        if clock is not None:
+            clock.device_lap(None)
         if self._overlap is not None:
             out = self._overlap.apply(input_ids, ids, session.pool.bitmask, rows.row_index, scores)
         else:
-            out = self._apply(session, rows, scores)
-        return out if budget is None else budget.apply(session, rows, out)
+            out = self._apply(session, rows, scores, clock)
+        if clock is not None:
+            clock.device_lap("apply")
+        if budget is not None:
+            out = budget.apply(session, rows, out)
+            if clock is not None:
+                clock.lap("build")
+        return self._recorded(session, rows, ids, scores, out, clock)
 
     def __len__(self) -> int:
         """One processor: `generate` asks for the length of what it is given."""
@@ -248,6 +267,37 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             return read_running_results(session, self.compiled, self._num_guides)
         return read_results(output, called._session_of(output) or session, self.compiled, self._num_guides)
 
+    def report(self, output: Any = None) -> Report:
+        """Return what the guide did at each step of the last call; needs `report=True`.
+
+        Args:
+            output: what `generate` returned, a tensor or a ModelOutput. Without it, the report ends before the last
+                token of each row, which the processor never sees.
+
+        Raises:
+            ValueError: `output` is from none of this processor's last calls.
+            RuntimeError: the processor was made without `report=True`, or nothing has been recorded yet.
+        """
+        if not self._reports:
+            raise RuntimeError("nothing was recorded: pass report=True to GuidedLogitsProcessor")
+        results = self.results(output)
+        called = self._root._last_called
+        session = called._session if output is None else called._session_of(output) or called._session
+        if session is None or session.recorder is None:
+            raise RuntimeError("nothing was recorded: pass the processor to generate first")
+        if output is None:
+            sequences = np.concatenate([session.prompt, session.generated], axis=1)
+        else:
+            sequences = getattr(output, "sequences", output).cpu().numpy()
+        facts = []
+        for row in range(len(sequences)):
+            grammar = self.compiled[guide_of_row(row, len(sequences), self._num_guides)]
+            kind = None if grammar is None else grammar.guide.guide_type.value
+            facts.append(RowFacts(kind, grammar and grammar.backend, grammar and grammar.reason))
+        statuses = [(result.status, result.text or "") for result in results]
+        with called._lock:
+            return session.recorder.report(sequences, session.prompt_len, facts, statuses, output is not None)
+
     def for_row(self, row: int, num_rows: int) -> "GuidedLogitsProcessor":
         """Return a fresh processor for one row of a call with `num_rows` rows, whose rows are processed one by one."""
         (alone,) = self
@@ -267,9 +317,33 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             self.vocabulary.vocab_size,
             self._finish_ids,
         )
+        self._session.recorder = self._new_recorder()
         for index, row in enumerate(rows):
             if row._session is not None:
                 self._session.take_reports(index, row._session)
+            if self._session.recorder is not None and row._session is not None and row._session.recorder is not None:
+                self._session.recorder.take(index, len(rows), row._session.recorder)
+
+    def _new_recorder(self) -> Recorder | None:
+        if not self._reports:
+            return None
+        return Recorder(self.vocabulary, partial(guide_of_row, num_guides=self._num_guides))
+
+    def _recorded(
+        self,
+        session: Session,
+        rows: StepRows,
+        ids: npt.NDArray[np.int64],
+        scores: torch.Tensor,
+        out: torch.Tensor,
+        clock: StepClock | None,
+    ) -> torch.Tensor:
+        """Take the step down if a report was asked for, and return `out`."""
+        if clock is None or session.recorder is None:
+            return out
+        open_rows, num_legal = session.open_rows(rows)
+        session.recorder.record(ids, scores, out, open_rows, num_legal, clock)
+        return out
 
     def _new_budget(self, num_rows: int) -> Budget | None:
         if self._max_new_tokens is None:
@@ -346,7 +420,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         special = self.vocabulary.special_token_ids - self.vocabulary.stop_token_set
         return forced if forced <= special else frozenset()
 
-    def _apply(self, session: Session, rows: StepRows, scores: torch.Tensor) -> torch.Tensor:
+    def _apply(self, session: Session, rows: StepRows, scores: torch.Tensor, clock: StepClock | None) -> torch.Tensor:
         if scores.device.type == "cpu":
             out = self._outputs.empty_like(scores)
             if out.numel():
@@ -357,7 +431,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
                 self._mend_rows(session, rows, out)
             return out
         out = torch.empty_like(scores, memory_format=torch.contiguous_format)
-        return self._apply_on_device(session, rows, scores, out)
+        return self._apply_on_device(session, rows, scores, out, clock)
 
     def _mend_rows(self, session: Session, rows: StepRows, out: torch.Tensor) -> None:
         """Where something before the guide banned every legal token, let all of them through alike."""
@@ -380,7 +454,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
                 self._warn_banned()
 
     def _apply_on_device(
-        self, session: Session, rows: StepRows, scores: torch.Tensor, out: torch.Tensor
+        self, session: Session, rows: StepRows, scores: torch.Tensor, out: torch.Tensor, clock: StepClock | None
     ) -> torch.Tensor:
         """Upload the rows in use and apply them, without waiting for the device."""
         used, compact = np.unique(rows.row_index, return_inverse=True)
@@ -389,6 +463,8 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         device = scores.device
         bitmask = session.pool.bitmask[torch.from_numpy(used.astype(np.int64))].to(device, non_blocking=True)
         row_index = torch.from_numpy(compact.astype(np.int32)).to(device, non_blocking=True)
+        if clock is not None:
+            clock.device_lap("copy")
         arguments: dict[str, Any] = {"row_index": row_index, "vocab_size": self.vocabulary.vocab_size}
         apply_token_bitmask_(scores, bitmask, out=out, **arguments)
         banned = (out.amax(dim=-1) == float("-inf")) & (row_index >= 0)

@@ -19,8 +19,9 @@ from gd_plugin.grammars.backends.registry import CompiledGrammar
 from gd_plugin.grammars.batch import fill_next_token_bitmasks
 from gd_plugin.grammars.history import MatcherTree, Node, NodeState
 from gd_plugin.grammars.vocabulary import Vocabulary
-from gd_plugin.masks.bitmask import first_valid_token
+from gd_plugin.masks.bitmask import first_valid_token, legal_columns
 from gd_plugin.masks.pool import BitmaskPool
+from gd_plugin.reports.recorder import Recorder
 
 __all__ = ["Session", "StepRows", "guide_of_row", "spell"]
 
@@ -115,6 +116,8 @@ class Session:
         self.generated: Ids = self.prompt[:, self.prompt_len :]
         # what `continues` found, for the `follow` behind it: histories are long
         self._located: tuple[Ids, list[_Place]] | None = None
+        # set by a processor that was asked for a report
+        self.recorder: Recorder | None = None
         # drafts in use: masks of histories that were left will be asked for again
         self._revisits = False
 
@@ -226,6 +229,22 @@ class Session:
         for tree, rows in self._tree_rows:
             tree.prune(node for row in rows if (node := self.nodes[row]) is not None)
         return StepRows(np.array(row_index, dtype=np.int32), np.array(first_legal, dtype=np.int64))
+
+    def open_rows(self, rows: StepRows) -> tuple[list[int], list[int | None]]:
+        """Return the rows that are not finished, and how many tokens each one's guide allows; None if it is unguided."""
+        open_rows: list[int] = []
+        num_legal: list[int | None] = []
+        for row, node in enumerate(self.nodes):
+            if node is not None and node.state is NodeState.FINISHED:
+                continue
+            open_rows.append(row)
+            if node is None or rows.row_index[row] < 0:
+                num_legal.append(None)
+            elif node.state is NodeState.DEAD:
+                num_legal.append(0)
+            else:
+                num_legal.append(int(legal_columns(self.pool.bitmask[node.mask_row], self.width).sum()))
+        return open_rows, num_legal
 
     def dead_end(self) -> tuple[int, Exception] | None:
         """Return the first row that is dead for a reason of its own, and the reason."""
