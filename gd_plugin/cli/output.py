@@ -52,5 +52,11 @@ def excerpt(text: str, position: int) -> tuple[Text, Text]:
     return line, Text.assemble("  ", " " * cell_len(before), ("^" * width, "bold red"))
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Let the command's own end of it see that the reader has gone away."""
+        raise BrokenPipeError
+
+
 def _console(file: TextIO) -> Console:
-    return Console(file=file, highlight=False, width=None if file.isatty() else _PIPE_WIDTH)
+    return _Console(file=file, highlight=False, width=None if file.isatty() else _PIPE_WIDTH)

@@ -1,0 +1,171 @@
+"""How the command fails: exit codes, one line instead of a traceback, pipes, interrupts."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Answer
+
+Run = Callable[..., Answer]
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["check", "nothing.json", "x"], ["nothing.json", "no such file"]),
+        (["check", ".", "x"], ["folder"]),
+        (["check", "age.json", "."], ["folder"]),
+        (["check", "no_module:Model", "x"], ["no_module"]),
+        (["check", "json:Nothing", "x"], ["Nothing"]),
+        (["check", "good.txt", "x"], [".json", ".regex", ".lark"]),
+        (["check", "empty.json", "x"], ["JSON"]),
+        (["check", "empty.regex", "x"], ["empty"]),
+        (["check", "latin.regex", "x"], ["UTF-8", "byte 1"]),
+        (["check", "age.json", "latin.regex"], ["UTF-8", "byte 1"]),
+        (["check", "broken.json", "x"], ["line 1"]),
+        (["check", "broken.regex", "x"], ["position"]),
+        (["check", "broken.ebnf", "x"], ["line"]),
+        (["check", "raises:Model", "x"], ["raises", "ZeroDivisionError"]),
+        (["lint", "age.json", "--tokenizer", "nowhere"], ["nowhere"]),
+        (["explain", "age.json", "--limit", "0"], ["--limit"]),
+        (["explain", "age.json", "--backend", "none"], ["none", "xgrammar"]),
+        (["generate", "--guide", "age.json"], ["--model"]),
+        (["generate", "--guide", "age.json", "--model", "nowhere", "--prompt", "x"], ["nowhere"]),
+        (["generate", "--guide", "age.json", "--model", "m", "--prompt", "x", "--report", "r.pdf"], [".html"]),
+        (["generate", "--guide", "age.json", "--model", "m", "--prompt", "x", "--report", "no/r.html"], ["no"]),
+        (["nonsense"], ["nonsense"]),
+    ],
+)
+def test_what_cannot_be_used_is_one_message_and_exit_code_2(
+    gd_plugin_command: Run, files: Path, arguments: list[str], words: list[str]
+) -> None:
+    (files / "empty.json").touch()
+    (files / "empty.regex").touch()
+    (files / "latin.regex").write_bytes(b"a\xe9\n")
+    (files / "broken.json").write_text('{"type": ')
+    (files / "broken.regex").write_text("(a")
+    (files / "broken.ebnf").write_text("root ::= (\n")
+    (files / "raises.py").write_text("1 / 0\n")
+    answer = gd_plugin_command(*arguments)
+    assert answer.code == 2
+    assert answer.out == ""
+    assert "Traceback" not in answer.err
+    for word in words:
+        assert word in answer.err
+
+
+def test_files_without_end_and_huge_ones_are_not_read_whole(gd_plugin_command: Run, files: Path) -> None:
+    (files / "zero.regex").symlink_to("/dev/zero")
+    assert gd_plugin_command("check", "zero.regex", "x").code == 2
+    assert gd_plugin_command("check", "word.regex", "/dev/zero").code == 2
+    with (files / "huge.json").open("wb") as file:
+        file.truncate(1 << 34)
+    answer = gd_plugin_command("check", "huge.json", "x")
+    assert answer.code == 2 and "max_guide_bytes" in answer.err
+    answer = gd_plugin_command("check", "word.regex", "huge.json")
+    assert answer.code == 2 and "MiB" in answer.err
+
+
+def test_deep_nesting_is_refused(gd_plugin_command: Run, files: Path) -> None:
+    (files / "deep.json").write_text('{"items":' * 5000 + "{}" + "}" * 5000)
+    answer = gd_plugin_command("lint", "deep.json")
+    assert answer.code == 2 and "Traceback" not in answer.err
+
+
+def test_help_and_version(gd_plugin_command: Run) -> None:
+    assert gd_plugin_command("--version").out.startswith("gd-plugin")
+    for command in ("check", "lint", "explain", "generate", "bench", "doctor"):
+        answer = gd_plugin_command(command, "--help")
+        assert answer.code == 0
+        assert "Usage" in answer.out
+
+
+def test_standard_input(spawn: Callable[..., Any]) -> None:
+    process = spawn("check", "age.json", "-")
+    out, _ = process.communicate(b'{"age": 4}\n', timeout=120)
+    assert (process.returncode, out) == (0, b"standard input: matches\n")
+
+
+def test_bytes_that_are_no_text_on_standard_input(spawn: Callable[..., Any]) -> None:
+    process = spawn("check", "age.json", "-")
+    out, err = process.communicate(b"\xff\xfe", timeout=120)
+    assert (process.returncode, out) == (2, b"")
+    assert b"UTF-8" in err and b"Traceback" not in err
+
+
+def test_a_pipe_gets_no_colour_and_a_terminal_none_under_no_color(gd_plugin_command: Run, files: Path) -> None:
+    answer = gd_plugin_command("check", "age.json", "bad.txt")
+    assert answer.code == 1 and "\x1b[" not in answer.out
+
+    def on_a_terminal(**environment: str) -> bytes:
+        main, other = pty.openpty()
+        command = [sys.executable, "-m", "gd_plugin.cli", "check", "age.json", "bad.txt"]
+        plain = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+        variables = {**plain, "PYTHONSAFEPATH": "1", "TERM": "xterm-256color", **environment}
+        done = subprocess.run(command, cwd=files, env=variables, stdout=other, stderr=other, timeout=120)
+        os.close(other)
+        shown = b""
+        while True:
+            try:
+                part = os.read(main, 4096)
+            except OSError:
+                break
+            if not part:
+                break
+            shown += part
+        os.close(main)
+        assert done.returncode == 1
+        return shown
+
+    assert b"\x1b[" in on_a_terminal()
+    # bold may stay; colours (3x, 9x) may not
+    assert b"\x1b[31m" not in on_a_terminal(NO_COLOR="1")
+
+
+def test_a_reader_that_goes_away(spawn: Callable[..., Any], files: Path) -> None:
+    (files / "bad.txt").write_text("x")
+    process = spawn("check", "age.json", *["bad.txt"] * 3000)
+    process.stdout.readline()
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(timeout=120) == 141
+    assert b"Traceback" not in err and b"BrokenPipe" not in err
+
+
+def test_an_interrupt(spawn: Callable[..., Any]) -> None:
+    process = spawn("check", "age.json", "-")
+    time.sleep(2.0)  # it waits for standard input by then
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert b"Traceback" not in err
+
+
+def test_without_its_packages_the_command_says_how_to_install_them() -> None:
+    code = "import importlib.util, sys\nimport gd_plugin.cli as cli\ncli.find_spec = lambda name: None\ncli.main()\n"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr == "gd-plugin needs click and rich: pip install 'gd_plugin[cli]'\n"
+
+
+def test_the_entry_point_is_the_function(gd_plugin_command: Run) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"gd-plugin": "gd_plugin.cli:main"}
+    assert {"click", "rich"} <= {item.split(">")[0] for item in project["optional-dependencies"]["cli"]}
+
+
+def test_verbose_shows_what_was_decided(gd_plugin_command: Run) -> None:
+    quiet = gd_plugin_command("lint", "word.regex", "--json")
+    assert quiet.err == ""
+    assert json.loads(quiet.out)["ok"] is True
