@@ -41,6 +41,9 @@ class GuidedDecodingConfig:
         max_guide_bytes: UTF-8 bytes of a guide's text.
         max_depth: nesting depth of a guide.
         fill_threads: threads that fill rows of one step; None chooses from the machine, 1 never starts one.
+
+    Raises:
+        ValueError: a value is not allowed; the message names the field and what it takes.
     """
 
     backend: str = "auto"

@@ -58,8 +58,7 @@ class CapturableGuidedDecoder(GuidedDecoder):
         An eager step without a guided request enqueues nothing.
 
     Args:
-        factory, max_num_sequences, vocab_size_padded, max_num_draft_tokens, shard, draft_shard, group, config,
-            max_look_ahead, defer: see `GuidedDecoder`.
+        factory: as all arguments not listed here, see `GuidedDecoder`.
         device: see `GuidedDecoder`; or an object that is a `MaskDevice` and a `HostFunctionDevice`.
         spin: have the device spin for host functions instead of sleeping (CUDA 13): faster, takes a core.
         force_eager: run functions compiled by torch.compile eagerly, in the whole process, until `close`: for versions
@@ -197,7 +196,11 @@ class CapturableGuidedDecoder(GuidedDecoder):
         return self._callbacks.take_failures(synchronized, active)
 
     def close(self) -> None:
-        """Wait for pending work and forget all captured host functions. Graphs that hold them cannot be replayed."""
+        """Wait for pending work and forget all captured host functions. Graphs that hold them cannot be replayed.
+
+        Raises:
+            GuidedDecodingError: it is called inside a capture; nothing is closed.
+        """
         if self._device.is_capturing():
             raise GuidedDecodingError("close() was called inside a capture; end the capture first")
         if any(map(len, self._handles)):

@@ -300,8 +300,8 @@ class GuidedDecoder:
         """Build, copy and apply.
 
         Args:
-            logits: see `apply_bitmask`; None on ranks without logits (all pipeline stages but the last), which then
-                keep their state in step and copy nothing.
+            logits: [B, V] or this rank's columns, see `apply_bitmask`; None on ranks without logits (all pipeline stages
+                but the last), which then keep their state in step and copy nothing.
             d2t: see `apply_bitmask`.
 
         Returns:

@@ -179,6 +179,9 @@ class GuidedRequests:
         is_draft: the batch is a draft model's step.
         deferred: slots whose request is put off: its grammar is not ready.
         refused: slot -> why its request, which starts in this step, gets no matcher.
+
+    Raises:
+        ValueError: draft and target requests in one batch, or a negative draft length.
     """
 
     def __init__(self, requests: Sequence[GuidedRequest], max_num_draft_tokens: int) -> None:

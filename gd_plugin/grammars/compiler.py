@@ -63,6 +63,7 @@ class GrammarMatcherFactory:
     Raises:
         ValueError: no backend of that name; the message lists those there are.
         BackendNotInstalledError: the named backend's engine is missing.
+        TypeError: `vocabulary` is none.
     """
 
     def __init__(
@@ -99,6 +100,8 @@ class GrammarMatcherFactory:
 
         Raises:
             GuideError: the guide is wrong, or no allowed backend can enforce it.
+            CompileTimeoutError: it took longer than `compile_timeout_s` seconds.
+            TypeError: `guide` is none.
         """
         if not isinstance(guide, Guide):
             raise TypeError(f"guide must be a Guide, got {type(guide).__name__}; use Guide.json_schema(...) and so on")
@@ -113,7 +116,11 @@ class GrammarMatcherFactory:
                 continue
 
     def submit(self, guide: Guide) -> "Future[CompiledGrammar]":
-        """Start compiling in the background and return a future; a cached guide's future is done already."""
+        """Start compiling in the background and return a future; a cached guide's future is done already.
+
+        Raises:
+            TypeError: `guide` is none. What else `compile` raises is in the future.
+        """
         if not isinstance(guide, Guide):
             raise TypeError(f"guide must be a Guide, got {type(guide).__name__}; use Guide.json_schema(...) and so on")
         future, claimed = self._claim(guide)

@@ -32,6 +32,9 @@ class Vocabulary:
         tokens: bytes of each id; b"" for ids without text.
         encode: text -> the tokenizer's own ids for it, no special tokens added; None without a tokenizer, and in copies
             that have crossed a process.
+
+    Raises:
+        VocabularyError: no token, no stop token, or an id outside the columns.
     """
 
     def __init__(

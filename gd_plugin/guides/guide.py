@@ -64,6 +64,10 @@ class Guide:
         guide: canonical text; for JSON kinds compact JSON, for CHOICE a JSON array of strings.
         start: start rule of an EBNF grammar.
         reasoning: free text allowed before the guide, or None.
+
+    Raises:
+        TypeError: a field is of another type.
+        ValueError: `guide_type` is no GuideType.
     """
 
     guide_type: GuideType
@@ -79,7 +83,11 @@ class Guide:
 
     @classmethod
     def json(cls, root: Literal["any", "object"] = "any") -> "Guide":
-        """Any JSON value, or any JSON object."""
+        """Any JSON value, or any JSON object. Source: RFC 8259.
+
+        Raises:
+            InvalidGuideError: `root` is neither "any" nor "object".
+        """
         if root not in ("any", "object"):
             raise InvalidGuideError(
                 f"#: unknown root {root!r}", pointer="#", keyword="root", hint='pass "any" or "object"'
@@ -208,7 +216,8 @@ class Guide:
         """Exactly one of `options`; duplicates count once, order is kept.
 
         Raises:
-            InvalidGuideError: `options` is a single string, empty, or holds something that is not text.
+            InvalidGuideError: `options` is a single string, or holds something that is not text.
+            UnsatisfiableGuideError: there are no options.
         """
         if isinstance(options, str | bytes):
             raise InvalidGuideError(
@@ -248,6 +257,9 @@ class Guide:
             start: marker the output may begin with; None means that the prompt has opened the reasoning.
             end: marker that ends the free text.
             max_tokens: tokens of free text after which the marker is forced.
+
+        Raises:
+            InvalidGuideError: a marker is no text or empty, or `max_tokens` is negative.
         """
         if not isinstance(end, str) or not end:
             raise InvalidGuideError(
@@ -275,7 +287,11 @@ class Guide:
         return replace(self, reasoning=Reasoning(start, end, max_tokens))
 
     def options(self) -> list[str]:
-        """The options of a CHOICE guide."""
+        """The options of a CHOICE guide.
+
+        Raises:
+            TypeError: the guide is of another kind.
+        """
         if self.guide_type is not GuideType.CHOICE:
             raise TypeError(f"options() is for choice guides, this is a {self.guide_type.value} guide")
         options: list[str] = json.loads(self.guide)

@@ -307,7 +307,12 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         return alone
 
     def follow_rows(self, prompt: torch.Tensor, rows: "Sequence[GuidedLogitsProcessor]") -> None:
-        """Let `results` report on a call whose rows were processed one by one, by those that `for_row` returned."""
+        """Let `results` report on a call whose rows were processed one by one, by those that `for_row` returned.
+
+        Args:
+            prompt: int64 [B, L], the prompt of each row.
+            rows: B processors, in order.
+        """
         self._root._last_called = self
         self._session = Session(
             self.compiled,
