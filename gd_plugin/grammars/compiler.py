@@ -23,7 +23,7 @@ from gd_plugin.grammars.reasoning import ReasoningGrammar
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.grammars.worker import CompileWorker, fill_first_row
 from gd_plugin.guides.guide import Guide, GuideType, check_guide
-from gd_plugin.guides.limits import check_limits, num_written_positions
+from gd_plugin.guides.limits import check_limits, compile_weight, num_written_positions
 from gd_plugin.guides.report import Problem
 from gd_plugin.guides.schema import normal_form
 from gd_plugin.guides.structural_tag import embedded_schemas, tag_begin
@@ -35,6 +35,11 @@ _UNKNOWN_BYTES = 1 << 16
 # A guide with a longer text is not even looked through for what a backend cannot enforce but in a process that can be
 # ended.
 _MAX_TEXT_HERE = 50_000
+# The normal form of a schema is made in counted steps: half a second for the largest of these.
+_MAX_SCHEMA_HERE = 200_000
+# Weight of a schema from which llguidance is tried before xgrammar, which from there on compiles in another process: that
+# takes seconds to start, where llguidance takes tens of milliseconds.
+_LAZY_WEIGHT = 5_000
 # Characters with repeats written out from which llguidance is tried before xgrammar: at 60 its compiler and first masks take
 # 20 ms where xgrammar takes a second (benchmarks/bench_backends.py).
 _LAZY_POSITIONS = 50
@@ -208,7 +213,7 @@ class GrammarMatcherFactory:
         if len(guide.guide) <= self.config.max_guide_bytes:
             check_guide(guide)
         check_limits(guide, self.config)
-        if guide.guide_type is GuideType.STRUCTURAL_TAG and len(guide.guide) <= _MAX_TEXT_HERE:
+        if guide.guide_type is GuideType.STRUCTURAL_TAG and _is_read_here(guide):
             _check_embedded_schemas(guide, self.config)
         if guide.reasoning is not None:
             # the guide behind the free text is a cache entry of its own
@@ -238,17 +243,27 @@ class GrammarMatcherFactory:
         closest = sorted(refused, key=lambda name: self._num_dropped(name, guide))
         raise _no_backend(guide, {name: refused[name] for name in closest}, missing)
 
+    def _is_refused(self, guide: Guide) -> bool:
+        """Whether it is known, before anything is compiled, that compiling raises."""
+        if guide.guide_type is not GuideType.JSON_SCHEMA or not _is_read_here(guide):
+            return False
+        try:
+            normal_form(guide.guide, self.config)
+        except GuideError:
+            return True
+        return False
+
     def _num_dropped(self, name: str, guide: Guide) -> int:
         # looking at a longer text is work for the worker, and one backend is as good as another then
-        return len(self._backend(name).problems(guide)) if len(guide.guide) <= _MAX_TEXT_HERE else 0
+        return len(self._backend(name).problems(guide)) if _is_read_here(guide) else 0
 
     def _compile_with(self, name: str, guide: Guide, reason: str, exactly: bool = False) -> CompiledGrammar:
         exactly = exactly or self.config.strict
         backend = self._backend(name)
-        large = backend.is_large(guide)
+        large = backend.is_large(guide) and not self._is_refused(guide)
         problems: list[Problem] = []
         data: bytes | None = None
-        if not large or len(guide.guide) <= _MAX_TEXT_HERE:
+        if not large or _is_read_here(guide):
             problems = backend.problems(guide)
         if large and not (problems and exactly):
             problems, data = self._worker.compile(name, guide)
@@ -282,11 +297,17 @@ def _check_embedded_schemas(guide: Guide, config: GuidedDecodingConfig) -> None:
             raise error.placed(f"{place}: {named}{message}", place) from error
 
 
+def _is_read_here(guide: Guide) -> bool:
+    limit = _MAX_SCHEMA_HERE if guide.guide_type is GuideType.JSON_SCHEMA else _MAX_TEXT_HERE
+    return len(guide.guide) <= limit
+
+
 def _cheapest_first(guide: Guide) -> list[str]:
     """Return the backends in the order to try; docs/language.md has the measurements behind it."""
     names = list(backend_names())
-    if num_written_positions(guide) > _LAZY_POSITIONS and "llguidance" in names:
-        # compiled eagerly, long repeats cost seconds; llguidance builds only the states that a text reaches
+    large = guide.guide_type is GuideType.JSON_SCHEMA and compile_weight(guide) > _LAZY_WEIGHT
+    if "llguidance" in names and (large or num_written_positions(guide) > _LAZY_POSITIONS):
+        # compiled eagerly, they cost seconds; llguidance builds only the states that a text reaches
         names.remove("llguidance")
         names.insert(0, "llguidance")
     return names

@@ -21,9 +21,8 @@ from gd_plugin.guides.structural_tag import formats
 __all__ = ["check_limits", "compile_weight", "num_written_positions"]
 
 _JSON_KINDS = frozenset({GuideType.JSON_SCHEMA, GuideType.STRUCTURAL_TAG})
-_COUNTS = frozenset(
-    {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"}
-)
+# lengths of texts cost nothing: xgrammar is given none, and llguidance builds the states that a text reaches
+_COUNTS = frozenset({"minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"})
 
 # A rule more is as much as this many ranges: through rules, one character can have very many derivations.
 _RULE_WEIGHT = 50

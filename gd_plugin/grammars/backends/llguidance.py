@@ -66,6 +66,8 @@ _MAX_TOKEN_BYTES: Final = 1024
 _MAX_WEIGHT: Final = 500_000
 # above it, building an engine takes tenths of a second to seconds
 _WORKER_WEIGHT: Final = 50_000
+# a schema's normal form is made in counted steps, and the engine's own steps are counted
+_SCHEMA_WORKER_WEIGHT: Final = 200_000
 
 _tokenizers: "weakref.WeakKeyDictionary[Vocabulary, Any]" = weakref.WeakKeyDictionary()
 
@@ -270,7 +272,8 @@ class LLGuidanceBackend(Backend):
 
     def is_large(self, guide: Guide) -> bool:
         """See `Backend.is_large`."""
-        return compile_weight(guide) > _WORKER_WEIGHT
+        is_schema = guide.guide_type is GuideType.JSON_SCHEMA
+        return compile_weight(guide) > (_SCHEMA_WORKER_WEIGHT if is_schema else _WORKER_WEIGHT)
 
     def compile(self, guide: Guide) -> CompiledGrammar:
         """See `Backend.compile`."""

@@ -157,6 +157,11 @@ ANY_TEXT = Repeat(ANY_CHAR, 0, None)
 
 def chars(ranges: Iterable[tuple[int, int]]) -> Language:
     """One code point of `ranges`, which may overlap and stand in any order."""
+    return _chars(tuple(ranges))
+
+
+@lru_cache(maxsize=2048)
+def _chars(ranges: Ranges) -> Language:
     merged: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         for a, b in ((low, min(high, _SURROGATES[0] - 1)), (max(low, _SURROGATES[1] + 1), high)):
@@ -454,22 +459,23 @@ def is_empty(node: Language, steps: int = 400) -> bool | None:
 _PROBES = ("", "~", "zq~", "a" * 12)
 
 
-def _samples(node: Language) -> list[str]:
+@lru_cache(maxsize=8192)
+def _samples(node: Language) -> tuple[str, ...]:
     """A few texts, members of `node` more often than not."""
     if isinstance(node, Chars):
-        return [chr(node.ranges[-1][0]), chr(node.ranges[0][0])]
+        return chr(node.ranges[-1][0]), chr(node.ranges[0][0])
     if isinstance(node, Words):
-        return sorted(node.members)[:4]
+        return tuple(sorted(node.members)[:4])
     if isinstance(node, Cat):
         columns = [_samples(part) for part in node.parts]
         if not all(columns):
-            return []
-        return ["".join(column[min(pick, len(column) - 1)] for column in columns) for pick in range(2)]
+            return ()
+        return tuple("".join(column[min(pick, len(column) - 1)] for column in columns) for pick in range(2))
     if isinstance(node, Alt):
-        return [sample for part in node.parts[:8] for sample in _samples(part)[:2]]
+        return tuple(sample for part in node.parts[:8] for sample in _samples(part)[:2])
     if isinstance(node, And):
-        return [*(sample for part in node.parts if not isinstance(part, Not) for sample in _samples(part)), *_PROBES]
+        return (*(sample for part in node.parts if not isinstance(part, Not) for sample in _samples(part)), *_PROBES)
     if isinstance(node, Repeat):
         times = max(node.low, 1)
-        return [sample * times for sample in _samples(node.part)] if times < 1000 else []
-    return list(_PROBES)
+        return tuple(sample * times for sample in _samples(node.part)) if times < 1000 else ()
+    return _PROBES

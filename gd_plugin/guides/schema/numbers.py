@@ -232,9 +232,10 @@ def _integer_magnitudes(low: int, high: int | None) -> Language:
 
     Points and exponents are there only where readers that use binary floats keep the value.
     """
-    parts = [_whole_between(low, high)]
+    whole = _whole_between(low, high)
     largest = 10**_SAFE_DIGITS - 1
-    parts.append(cat(_whole_between(low, largest if high is None else min(high, largest)), _ZERO_FRACTION))
+    short = whole if high is not None and high <= largest else _whole_between(low, largest)
+    parts = [whole, cat(short, _ZERO_FRACTION)]
     full: list[int] = []
     low = int(_inner(Fraction(low), False, up=True))
     high = None if high is None else int(_inner(Fraction(high), False, up=False))
@@ -246,13 +247,13 @@ def _integer_magnitudes(low: int, high: int | None) -> Language:
         if first == 10**exponent and last == 10 ** (exponent + 1) - 1:
             full.append(exponent)
         else:
-            parts.append(cat(_mantissas(first, last, exponent), _E, _exponents([exponent])))
+            parts.append(cat(_mantissas(first, last, exponent), _E, _exponents((exponent,))))
     for exponent in full:
         if 0 < exponent < _SAFE_DIGITS:
             digits = cat(text("."), repeat(_DIGIT, 1, exponent), _ZEROS)
-            parts.append(cat(_NONZERO, digits, _E, _exponents([exponent])))
+            parts.append(cat(_NONZERO, digits, _E, _exponents((exponent,))))
     if full:
-        parts.append(cat(_NONZERO, _NO_FRACTION, _E, _exponents(full)))
+        parts.append(cat(_NONZERO, _NO_FRACTION, _E, _exponents(tuple(full))))
     if low == 0:
         parts.append(cat(text("0"), _NO_FRACTION, _E, _ANY_SIGN, repeat(_DIGIT, 1, 2)))
     return alt(*parts)
@@ -261,10 +262,24 @@ def _integer_magnitudes(low: int, high: int | None) -> Language:
 def _mantissas(low: int, high: int, exponent: int) -> Language:
     """`d.ddd` times ten to the `exponent`, for integers of that many digits and one, between `low` and `high`."""
     unit = 10**exponent
-    plain = both(_plain_at_least(Fraction(low, unit)), _plain_at_most(Fraction(high, unit)))
-    digits = min(exponent, _SAFE_DIGITS - 1) if exponent < _SAFE_DIGITS else 0
-    fraction = cat(text("."), repeat(_DIGIT, 1, digits), _ZEROS) if digits else _ZERO_FRACTION
-    return both(cat(_NONZERO, alt(EPSILON, fraction)), plain)
+    if exponent >= _SAFE_DIGITS:
+        return cat(_between(-(-low // unit), high // unit), _NO_FRACTION)
+    parts = []
+    for digits, first, last in _by_first_digit(str(low), str(high)):
+        fraction = cat(text("."), _fraction_between(first, last))
+        parts.append(cat(digits, fraction if first.strip("0") else alt(EPSILON, fraction, _ZERO_FRACTION)))
+    return alt(*parts)
+
+
+def _fraction_between(low: str, high: str) -> Language:
+    """Digits between two texts of equally many, not none; zeros at the end may be left out, or more be written."""
+    if not low.strip("0") and not high.strip("9"):
+        return cat(repeat(_DIGIT, 1, len(low)), _ZEROS) if low else repeat(text("0"), 1, None)
+    parts = []
+    for digits, first, last in _by_first_digit(low, high):
+        rest = _fraction_between(first, last)
+        parts.append(cat(digits, rest if first.strip("0") else alt(EPSILON, rest)))
+    return alt(*parts)
 
 
 def _range_language(numbers: Numbers) -> Language:
@@ -391,19 +406,26 @@ def _whole_between(low: int, high: int | None) -> Language:
 
 def _same_length(low: str, high: str) -> Language:
     """Digits between two texts of equally many digits."""
-    if not low:
-        return EPSILON
+    if not low.strip("0") and not high.strip("9"):
+        return repeat(_DIGIT, len(low), len(low))
+    return alt(*(cat(digits, _same_length(first, last)) for digits, first, last in _by_first_digit(low, high)))
+
+
+def _by_first_digit(low: str, high: str) -> list[tuple[Language, str, str]]:
+    """First digits of the numbers between two of equally many digits, and the bounds of what stands behind them."""
     if low[0] == high[0]:
-        return cat(text(low[0]), _same_length(low[1:], high[1:]))
-    rest = len(low) - 1
-    first, last, parts = int(low[0]), int(high[0]), []
+        return [(text(low[0]), low[1:], high[1:])]
+    rest, first, last = len(low) - 1, int(low[0]), int(high[0])
+    parts = []
     if low[1:].strip("0"):
-        parts.append(cat(text(low[0]), _same_length(low[1:], "9" * rest)))
+        parts.append((text(low[0]), low[1:], "9" * rest))
         first += 1
     if high[1:].strip("9"):
-        parts.append(cat(text(high[0]), _same_length("0" * rest, high[1:])))
+        parts.append((text(high[0]), "0" * rest, high[1:]))
         last -= 1
-    return alt(*parts, cat(_between(first, last), repeat(_DIGIT, rest, rest)))
+    if first <= last:
+        parts.append((_between(first, last), "0" * rest, "9" * rest))
+    return parts
 
 
 def _whole_at_least(value: int) -> Language:
@@ -457,7 +479,8 @@ def _among(values: list[int]) -> Language:
     return alt(*parts)
 
 
-def _exponents(values: list[int]) -> Language:
+@lru_cache(maxsize=512)
+def _exponents(values: tuple[int, ...]) -> Language:
     """Spellings of exponents, with optional sign and leading zeros."""
     parts = []
     positive = [value for value in values if value > 0]
@@ -487,9 +510,9 @@ def _scientific(low: Fraction, over: bool, high: Fraction | None, tight: bool) -
                 mantissa.append(_plain_at_least(low / unit))
             if not below and high is not None:
                 mantissa.append(_plain_at_most(high / unit))
-            parts.append(cat(both(*mantissa), _E, _exponents([exponent])))
+            parts.append(cat(both(*mantissa), _E, _exponents((exponent,))))
     if inside:
-        parts.append(cat(_NONZERO, fraction, _E, _exponents(inside)))
+        parts.append(cat(_NONZERO, fraction, _E, _exponents(tuple(inside))))
     if low == 0 and not over:
         parts.append(cat(text("0"), _NO_FRACTION, _E, _ANY_SIGN, repeat(_DIGIT, 1, 2)))
     return alt(*parts)
@@ -509,7 +532,7 @@ def _spelling(value: Fraction) -> Language:
     parts = [plain]
     if abs(exponent) <= _MAX_EXPONENT:
         mantissa = cat(text(f"{digits[0]}.{digits[1:]}"), _ZEROS) if digits[1:] else cat(text(digits), _NO_FRACTION)
-        parts.append(cat(mantissa, _E, _exponents([exponent])))
+        parts.append(cat(mantissa, _E, _exponents((exponent,))))
     return cat(text("-") if value < 0 else EPSILON, alt(*parts))
 
 

@@ -8,6 +8,8 @@ Source: ECMA-262, "RegExp (Regular Expression) Objects"; JSON Schema 2020-12 cor
 """
 
 import re
+import sys
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -124,7 +126,7 @@ def _unicode_words() -> tuple[_Range, ...]:
 
 
 def _all_letters() -> str:
-    return "".join(map(chr, range(_LAST_LETTER)))
+    return array("I", range(_LAST_LETTER)).tobytes().decode(f"utf-32-{sys.byteorder[0]}e", "surrogatepass")
 
 
 def _shorthand(letter: str) -> _Set:
@@ -406,24 +408,27 @@ def _literal_runs(parts: tuple[_Node, ...], wide: bool) -> list[Language]:
 class _Translator:
     """Builds, for a node and the language of what follows, the language of both; assertions become intersections."""
 
-    def __init__(self, wide: bool, fail: Callable[..., PatternError]) -> None:
+    def __init__(self, wide: bool, fail: Callable[..., PatternError], plain: dict[tuple[int, bool], Language]) -> None:
         self.wide = wide
         self.fail = fail
         self.steps = 0
+        self._plain = plain
 
     def translate(self, node: _Node, rest: Language, at_start: bool) -> Language:
         self.steps += 1
         if self.steps > _MAX_STEPS:
             raise self.fail("assertions in too many alternatives", unsupported=True)
         if not _has_edges(node):
-            return cat(_plain(node, self.wide), rest)
+            return cat(self.plain(node), rest)
         if isinstance(node, _Edge):
             if node.symbol == "^":
                 return rest if at_start else EMPTY
             end = alt(EPSILON, text("\n")) if self.wide else EPSILON
             return both(rest, end)
         if isinstance(node, _Look):
-            ahead = _Translator(self.wide ^ node.negative, self.fail).translate(node.part, ANY_TEXT, at_start)
+            ahead = _Translator(self.wide ^ node.negative, self.fail, self._plain).translate(
+                node.part, ANY_TEXT, at_start
+            )
             return both(rest, negate(ahead) if node.negative else ahead)
         if isinstance(node, _Choice):
             return alt(*(self.translate(part, rest, at_start) for part in node.parts))
@@ -432,6 +437,13 @@ class _Translator:
         if isinstance(node, _Times):
             return self.times(node, rest, at_start)
         raise TypeError(f"not a pattern: {node!r}")
+
+    def plain(self, node: _Node) -> Language:
+        """The language of a node without assertions; one for both readings where they agree."""
+        key = (id(node), self.wide and not _is_read_alike(node))
+        if key not in self._plain:
+            self._plain[key] = _plain(node, self.wide)
+        return self._plain[key]
 
     def sequence(self, parts: tuple[_Node, ...], rest: Language, at_start: bool) -> Language:
         starts = []
@@ -464,6 +476,17 @@ def _mentions_start(node: _Node) -> bool:
     return isinstance(node, _Times | _Look) and _mentions_start(node.part)
 
 
+def _is_read_alike(node: _Node) -> bool:
+    """Whether the dialects agree on every part of `node`."""
+    if isinstance(node, _Set):
+        return node.narrow == node.wide
+    if isinstance(node, _Edge):
+        return node.symbol == "^"
+    if isinstance(node, _Sequence | _Choice):
+        return all(map(_is_read_alike, node.parts))
+    return _is_read_alike(node.part)
+
+
 @lru_cache(maxsize=512)
 def compile_pattern(pattern: str) -> Pattern:
     """Return the texts in which `pattern` is found.
@@ -476,16 +499,19 @@ def compile_pattern(pattern: str) -> Pattern:
     parser = _Parser(pattern)
     node = parser.parse()
 
-    def search(wide: bool) -> Language:
-        translator = _Translator(wide, parser.fail)
+    # by the nodes' ids, which live as long as `node`
+    plain: dict[tuple[int, bool], Language] = {}
+
+    def search(node: _Node, wide: bool) -> Language:
+        translator = _Translator(wide, parser.fail, plain)
         if not _mentions_start(node):
             return cat(ANY_TEXT, translator.translate(node, ANY_TEXT, False))
         at_start = translator.translate(node, ANY_TEXT, True)
         later = translator.translate(node, ANY_TEXT, False)
         return alt(at_start, cat(repeat(ANY_CHAR, 1, None), later))
 
-    narrow = search(wide=False)
-    return Pattern(narrow, search(wide=True))
+    narrow = search(node, wide=False)
+    return Pattern(narrow, narrow if _is_read_alike(node) else search(node, wide=True))
 
 
 def _shorten(value: str, limit: int = 60) -> str:

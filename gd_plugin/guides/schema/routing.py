@@ -20,12 +20,19 @@ __all__ = ["normal_form", "schema_problems", "schema_to_lark"]
 
 def normal_form(text: str, config: GuidedDecodingConfig) -> Normal:
     """The normal form of a schema in JSON text; see `build_graph` for what it raises."""
-    return _normal_form(text, config.additional_properties, config.strict)
+    found = _normal_form(text, config.additional_properties, config.strict)
+    if isinstance(found, GuideError):
+        raise found.with_traceback(None)
+    return found
 
 
 @lru_cache(maxsize=32)
-def _normal_form(text: str, additional_properties: bool, strict: bool) -> Normal:
-    return build_graph(json.loads(text), additional_properties=additional_properties, strict=strict)
+def _normal_form(text: str, additional_properties: bool, strict: bool) -> Normal | GuideError:
+    """The normal form, or why there is none: backends ask one after the other."""
+    try:
+        return build_graph(json.loads(text), additional_properties=additional_properties, strict=strict)
+    except GuideError as error:
+        return error
 
 
 def schema_problems(text: str, config: GuidedDecodingConfig, backend: str) -> list[Problem]:

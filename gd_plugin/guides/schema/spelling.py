@@ -40,19 +40,24 @@ class Spelling:
 
     def __init__(self) -> None:
         self.shared: dict[str, str] = {}
+        self._written: dict[tuple[Language, str], str] = {}
         self._texts = _Speller(True, self._share)
         self._numbers = _Speller(False, self._share)
 
     def number(self, language: Language) -> str:
         """The terminal expression of a language whose characters stand for themselves."""
-        return self._numbers.expression(language)
+        return self._numbers.part(language, False)
 
     def json_text(self, language: Language, tail: str = "") -> str:
         """The terminal expression of the JSON strings, quotes included, whose value is in `language`; `tail` is regex."""
-        pattern = self._texts.pattern(language, full=False) if weight(language) < _LARGE else None
-        if pattern is not None:
-            return f'/"{pattern}"{tail}/'
-        return f'/"/ {self._texts.expression(language)} /"{tail}/'
+        key = (language, tail)
+        if key not in self._written:
+            pattern = self._texts.pattern(language, full=False) if weight(language) < _LARGE else None
+            if pattern is None:
+                self._written[key] = f'/"/ {self._texts.expression(language)} /"{tail}/'
+            else:
+                self._written[key] = f'/"{pattern}"{tail}/'
+        return self._written[key]
 
     def _share(self, body: str) -> str:
         # the engine reads a named part once, however many terminals name it
@@ -134,11 +139,13 @@ def _times(node: Repeat) -> str:
     return "?" if (node.low, node.high) == (0, 1) else f"{{{node.low},{node.high}}}"
 
 
+@lru_cache(maxsize=4096)
 def _raw(point: int) -> str:
     letter = chr(point)
     return letter if letter.isascii() and letter.isalnum() else f"\\x{{{point:x}}}"
 
 
+@lru_cache(maxsize=1024)
 def _raw_word(word: str) -> str:
     return "".join(_raw(ord(letter)) for letter in word)
 
