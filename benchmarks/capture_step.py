@@ -9,10 +9,8 @@ steps, interleaved; the overhead of a round is the difference of its times. Not 
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
-from pathlib import Path
 
 import torch
 from harness import machine, print_table, quantiles, write_json
@@ -20,9 +18,7 @@ from harness import machine, print_table, quantiles, write_json
 import gd_plugin as gd
 from gd_plugin.decoding.hostfunc import load_driver
 from gd_plugin.masks.device import CpuDevice
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tests.decoding.fake_driver import MISSING, ThreadedDevice, build_driver
+from gd_plugin.testing import ThreadedDevice, build_fake_driver
 
 TEXT = "ab" * 20
 LIMIT_US = 60.0
@@ -101,13 +97,10 @@ def main():
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--json", default=None)
     options = parser.parse_args()
-    if MISSING:
-        print(f"nothing was measured: {MISSING}")
-        return
     vocabulary = gd.Vocabulary.from_bytes([bytes([byte]) for byte in range(255)] + [None], stop_token_ids=[255])
     factory, guide, records, table = gd.GrammarMatcherFactory(vocabulary), gd.Guide.regex("(ab)+"), [], []
     with tempfile.TemporaryDirectory() as folder:
-        driver = load_driver(str(build_driver(folder)))
+        driver = load_driver(str(build_fake_driver(folder)))
         for slots in map(int, options.slots.split(",")):
             times = measure(driver, factory, guide, slots, options.rounds)
             build = quantiles(times["build"])

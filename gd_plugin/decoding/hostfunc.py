@@ -53,10 +53,27 @@ _keys = itertools.count(1)
 _lock = threading.RLock()
 
 
+# threads of the driver that keep their Python state: an attribute of it is there as long as the state is
+_state = threading.local()
+
+
+def _keep_thread_state() -> None:
+    """Keep this thread's Python state once the callback is over.
+
+    ctypes makes a state for each call from a thread that Python did not start, and drops it behind the call, stack memory
+    included, which takes longer than all of a launch. One more holder keeps it until the thread ends: a driver has few.
+    Source: Python/C API, PyGILState_Ensure.
+    """
+    if not hasattr(_state, "is_kept"):
+        _state.is_kept = True
+        ctypes.pythonapi.PyGILState_Ensure()
+
+
 def _run(user_data: int | None) -> None:
     """What the driver calls, with the interpreter lock taken by ctypes."""
     entry = None
     try:
+        _keep_thread_state()
         with _lock:
             entry = _entries.get(user_data or 0)
             if entry is not None and not entry.is_captured:

@@ -4,17 +4,25 @@ All that depends on tokens runs in kernels, so the host may run ahead of the dev
 whose reads and writes are declared. A program is drawn from a seed of its own and makes the same calls on every device.
 """
 
+import gc
 import random
 
 import torch
 
 import gd_plugin as gd
+from gd_plugin.decoding import hostfunc
 
 SLOTS, COLUMNS, STOP = 3, 64, 15
 GUIDES = [gd.Guide.json(), gd.Guide.regex("(a|b)+c?"), gd.Guide.choice(["ab", "abc", "{1}"]), None]
 # forward passes by token and position
 TABLE = torch.randn(97, COLUMNS, generator=torch.Generator().manual_seed(0))
 TABLE[:, STOP] += 1.0
+
+
+def num_registered():
+    """Host functions that are registered, without those that only wait to be collected."""
+    gc.collect()
+    return hostfunc.num_registered()
 
 
 class Engine:

@@ -1,10 +1,14 @@
 """A small vocabulary, real matchers over it, and a matcher that follows a table, for dead ends and faults."""
 
+import shutil
+
 import pytest
 import torch
 
 import gd_plugin as gd
+from gd_plugin.decoding.hostfunc import load_driver
 from gd_plugin.grammars.backends.registry import create_backend
+from gd_plugin.testing import build_fake_driver
 
 # the JSON characters and three letters, then the stop token; logits are padded to 64 columns
 STRINGS = ["{", "}", "[", "]", '"', ":", ",", " ", "a", "b", "c", "1", "2", "true", "null", "</s>"]
@@ -184,3 +188,16 @@ def _backends():
 @pytest.fixture(params=_backends(), scope="module")
 def factory(request):
     return RealFactory(request.param)
+
+
+@pytest.fixture(scope="session")
+def driver_library(tmp_path_factory):
+    """Path of a library that stands in for the CUDA driver."""
+    if shutil.which("cc") is None:
+        pytest.skip("the fake driver needs a C compiler called cc")
+    return str(build_fake_driver(tmp_path_factory.mktemp("driver")))
+
+
+@pytest.fixture(scope="session")
+def driver(driver_library):
+    return load_driver(driver_library)

@@ -13,11 +13,9 @@ import torch
 from hypothesis import settings
 
 import gd_plugin as gd
-from gd_plugin.decoding.hostfunc import load_driver
 from gd_plugin.masks.device import CpuDevice
-from gd_plugin.testing import SimulatedDevice
-from tests.decoding import fake_driver
-from tests.decoding.fake_driver import num_registered
+from gd_plugin.testing import SimulatedDevice, ThreadedDevice
+from tests.decoding.capture_engine import num_registered
 from tests.decoding.test_state_machine import Schedules
 from tests.fuzz import LONG, pick
 
@@ -725,13 +723,6 @@ def test_compiled_code_is_made_eager_only_if_asked_and_until_closed(kit):
 
 # real threads, the real interpreter lock -----------------------------------------------------------------------------
 
-needs_compiler = pytest.mark.skipif(fake_driver.MISSING is not None, reason=str(fake_driver.MISSING))
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    return load_driver(str(fake_driver.build_driver(tmp_path_factory.mktemp("driver"))))
-
 
 def threaded_step(decoder, device, kit):
     """A captured step of one generation request without drafts, on the driver's thread."""
@@ -743,9 +734,8 @@ def threaded_step(decoder, device, kit):
     return graph, handle, logits
 
 
-@needs_compiler
 def test_eager_steps_and_replays_on_the_drivers_thread(kit, driver):
-    device = fake_driver.ThreadedDevice(driver)
+    device = ThreadedDevice(driver)
     decoder = started(kit, device, drafts=0)
     threads = set()
     build = decoder._callbacks._build_step
@@ -764,10 +754,9 @@ def test_eager_steps_and_replays_on_the_drivers_thread(kit, driver):
     assert device.errors == [] and threading.get_ident() not in threads and threads
 
 
-@needs_compiler
 def test_memory_made_in_inference_mode_can_be_written_by_the_drivers_thread(kit, driver):
     with torch.inference_mode():
-        device = fake_driver.ThreadedDevice(driver, only_host=True)
+        device = ThreadedDevice(driver, only_host=True)
         decoder = started(kit, CpuDevice(), drafts=0)
         assert not decoder.bitmask_host.is_inference()
     decoder.add_batch([kit.generation(GUIDE, "a")])
@@ -779,9 +768,8 @@ def test_memory_made_in_inference_mode_can_be_written_by_the_drivers_thread(kit,
     assert failed == [[]]
 
 
-@needs_compiler
 def test_ten_thousand_replays_leave_nothing_behind(kit, driver):
-    device = fake_driver.ThreadedDevice(driver, only_host=True)
+    device = ThreadedDevice(driver, only_host=True)
     decoder = started(kit, device, drafts=0)
     graph, _handle, _logits = threaded_step(decoder, device, kit)
     tokens = kit.generation(GUIDE, "a")
@@ -815,7 +803,7 @@ import sys, time, torch
 import gd_plugin as gd
 from gd_plugin.decoding.hostfunc import load_driver
 from gd_plugin.testing.fake import FakeMatcher
-from tests.decoding.fake_driver import ThreadedDevice
+from gd_plugin.testing import ThreadedDevice
 
 device = ThreadedDevice(load_driver(sys.argv[1]))
 vocabulary = gd.Vocabulary.from_bytes([b"a", None], stop_token_ids=[1])
@@ -837,11 +825,8 @@ graph.replay()
 """
 
 
-@needs_compiler
-def test_the_interpreter_waits_for_pending_host_functions_before_it_goes(tmp_path, pytestconfig):
-    library = fake_driver.build_driver(tmp_path)
-    script = f"import sys; sys.path.insert(0, {str(pytestconfig.rootpath)!r})\n{EXIT_SCRIPT}"
+def test_the_interpreter_waits_for_pending_host_functions_before_it_goes(driver_library):
     done = subprocess.run(
-        [sys.executable, "-c", script, str(library)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", EXIT_SCRIPT, driver_library], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")

@@ -10,18 +10,10 @@ import pytest
 
 import gd_plugin as gd
 from gd_plugin.decoding.hostfunc import HostFunctionHandle, HostFunctions, load_driver
-from tests.decoding import fake_driver
-from tests.decoding.fake_driver import build_driver, num_registered
+from gd_plugin.testing import build_fake_driver
+from tests.decoding.capture_engine import num_registered
 
-pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.skipif(fake_driver.MISSING is not None, reason=str(fake_driver.MISSING)),
-]
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    return load_driver(str(build_driver(tmp_path_factory.mktemp("driver"))))
+pytestmark = pytest.mark.timeout(60)
 
 
 def fail(error):
@@ -97,6 +89,31 @@ def test_no_driver_library(tmp_path):
         load_driver(ctypes.util.find_library("m") or "libm.so.6")
 
 
+def test_a_fake_driver_that_cannot_be_built(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(gd.GuidedDecodingError, match="needs a C compiler called cc"):
+        build_fake_driver(tmp_path)
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho no such target >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    with pytest.raises(gd.GuidedDecodingError, match="failed on the fake driver: no such target"):
+        build_fake_driver(tmp_path)
+
+
+def test_the_drivers_thread_keeps_its_python_state(driver):
+    """Made anew for each callback it costs more than the rest of a launch."""
+    host, local, seen = HostFunctions(driver), threading.local(), []
+
+    def count():
+        local.calls = getattr(local, "calls", 0) + 1
+        seen.append(local.calls)
+
+    for _ in range(3):
+        host.launch(count, 1, on_error=fail)
+        driver.synchronize()
+    assert seen == [1, 2, 3]
+
+
 def test_both_ways_to_wait_for_a_function(driver):
     seen = []
     HostFunctions(driver).launch(lambda: seen.append("asleep"), 1, on_error=fail)
@@ -168,10 +185,9 @@ print("done", flush=True)
 
 
 @pytest.mark.parametrize(("loader", "passes"), [("CDLL", True), ("PyDLL", False)])
-def test_only_a_library_that_gives_up_the_lock_can_launch_behind_a_function_in_flight(tmp_path, loader, passes):
-    library = build_driver(tmp_path)
+def test_only_a_library_that_gives_up_the_lock_can_launch_behind_a_function_in_flight(driver_library, loader, passes):
     process = subprocess.Popen(
-        [sys.executable, "-c", LOCK_SCRIPT, str(library), loader], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", LOCK_SCRIPT, driver_library, loader], stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout.readline() == "in flight\n"
