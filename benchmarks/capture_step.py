@@ -2,9 +2,10 @@
 
 A small C library stands in for the CUDA driver and runs host functions on a thread of its own, so the way through ctypes,
 the change of threads and the interpreter lock are real; copies and kernels are left out. Both decoders build the same
-steps, interleaved; the overhead of a round is the difference of its times. Not shown: what a real driver adds.
+steps, in turn text by text; a round's time is the median of its text's 40 steps, its overhead the difference of times. Not
+shown: what a real driver adds. The library's thread is awake when a step begins.
 
-    python benchmarks/capture_step.py [--slots 1,8,64] [--rounds 400] [--json FILE]
+    python benchmarks/capture_step.py [--slots 1,8,64] [--rounds 100] [--json FILE]
 """
 
 import argparse
@@ -13,7 +14,7 @@ import tempfile
 import time
 
 import torch
-from harness import machine, print_table, quantiles, write_json
+from harness import interleave, machine, print_table, quantiles, write_json
 
 import gd_plugin as gd
 from gd_plugin.decoding.hostfunc import load_driver
@@ -42,59 +43,80 @@ def start(decoder_class, factory, device, guide, slots):
     return decoder
 
 
-def timed(function):
-    begun = time.perf_counter()
-    function()
-    return 1e6 * (time.perf_counter() - begun)
+class Contender:
+    """One decoder and how it runs a step that has been added."""
+
+    def __init__(self, decoder, run, guide, slots):
+        self.decoder, self.run = decoder, run
+        self.batches = [requests(guide, slots, step) for step in range(len(TEXT))]
+        self.rows = slice(0, slots)
+
+    def text(self):
+        """Run the text once; return microseconds a step, the median."""
+        times = []
+        for batch in self.batches:
+            begun = time.perf_counter()
+            self.decoder.add_batch(batch)
+            self.run()
+            times.append(1e6 * (time.perf_counter() - begun))
+        self.restart()
+        return statistics.median(times)
+
+    def masks(self):
+        """Run the text once; return the rows of every step."""
+        seen = []
+        for batch in self.batches:
+            self.decoder.add_batch(batch)
+            self.run()
+            seen.append(self.decoder.bitmask_host[self.rows].clone())
+        self.restart()
+        return torch.stack(seen)
+
+    def restart(self):
+        for matcher in self.decoder.grammar_matchers:
+            matcher.reset()
+        if isinstance(self.decoder, gd.CapturableGuidedDecoder) and self.decoder.take_failures(range(10_000)):
+            raise RuntimeError("a step failed")
 
 
-def measure(driver, factory, guide, slots, rounds):
-    """Microseconds a step: eager build, eager step of the capturable decoder, replay of a captured one."""
+def contenders(driver, factory, guide, slots):
+    """An eager build, an eager step of the capturable decoder, a replay of a captured one."""
     plain = start(gd.GuidedDecoder, factory, CpuDevice(), guide, slots)
-    eager_device = ThreadedDevice(driver, only_host=True)
-    eager = start(gd.CapturableGuidedDecoder, factory, eager_device, guide, slots)
+    eager = start(gd.CapturableGuidedDecoder, factory, ThreadedDevice(driver, only_host=True), guide, slots)
     device = ThreadedDevice(driver, only_host=True)
     replayed = start(gd.CapturableGuidedDecoder, factory, device, guide, slots)
     replayed.add_batch(requests(guide, slots, 0))
-    with replayed.capturing() as _handle, device.capture() as graph:
+    with replayed.capturing() as handle, device.capture() as graph:
         replayed.execute(None)
-
-    def step(decoder, batch, run):
-        decoder.add_batch(batch)
-        run()
+    replayed.handle = handle
 
     def replay():
         graph.replay()
         device.synchronize(None)
 
-    times = {"build": [], "eager": [], "replay": []}
-    for number in range(rounds):
-        position = number % len(TEXT)
-        runs = {
-            "build": (plain, plain.build),
-            "eager": (eager, lambda: eager.execute(None)),
-            "replay": (replayed, replay),
-        }
-        for name, (decoder, run) in runs.items():
-            batch = requests(guide, slots, position)
-            times[name].append(timed(lambda d=decoder, b=batch, r=run: step(d, b, r)))
-        if eager.take_failures(range(slots)) or replayed.take_failures(range(slots)):
-            raise RuntimeError("a step failed")
-        rows = [decoder.bitmask_host[:slots] for decoder in (plain, eager, replayed)]
-        if not (torch.equal(rows[0], rows[1]) and torch.equal(rows[0], rows[2])):
-            raise RuntimeError("the masks differ, so no time is worth printing")
-        if position == len(TEXT) - 1:
-            for decoder in (plain, eager, replayed):
-                for matcher in decoder.grammar_matchers:
-                    matcher.reset()
-    warm = rounds // 10
-    return {name: values[warm:] for name, values in times.items()}
+    replay()
+    made = {
+        "build": Contender(plain, plain.build, guide, slots),
+        "eager": Contender(eager, lambda: eager.execute(None), guide, slots),
+        "replay": Contender(replayed, replay, guide, slots),
+    }
+    made["replay"].restart()
+    return made
+
+
+def measure(driver, factory, guide, slots, rounds):
+    """Microseconds a step of each contender, one number a round."""
+    made = contenders(driver, factory, guide, slots)
+    masks = {name: contender.masks() for name, contender in made.items()}
+    if not all(torch.equal(masks["build"], rows) for rows in masks.values()):
+        raise RuntimeError("the masks differ, so no time is worth printing")
+    return interleave({name: contender.text for name, contender in made.items()}, rounds)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--slots", default="1,8,64")
-    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--json", default=None)
     options = parser.parse_args()
     vocabulary = gd.Vocabulary.from_bytes([bytes([byte]) for byte in range(255)] + [None], stop_token_ids=[255])

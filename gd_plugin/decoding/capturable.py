@@ -322,12 +322,12 @@ class CapturableGuidedDecoder(GuidedDecoder):
 
     def _launch(self, function: Callable[[], None], *, is_target: bool = False) -> None:
         """Put a host function on the side stream, behind token_event."""
-        device = self._device
+        device, event = self._device, self._buffers.token_event
         is_capturing = device.is_capturing()
         if is_capturing and not self._is_forked:
-            device.record(self._buffers.token_event, device.main())
+            device.record(event, device.main())
         self._is_forked = False
-        device.wait(self._buffers.token_event, device.side)
+        device.wait(event, device.side)
         self._host_functions.launch_host(
             function,
             device.side,
@@ -340,9 +340,9 @@ class CapturableGuidedDecoder(GuidedDecoder):
 
     def _join(self) -> None:
         """Have the main stream wait for the side stream."""
-        device = self._device
-        device.record(self._buffers.bitmask_event, device.side)
-        device.wait(self._buffers.bitmask_event, device.main())
+        device, event = self._device, self._buffers.bitmask_event
+        device.record(event, device.side)
+        device.wait(event, device.main())
 
     def _run(self, function: Callable[[], None]) -> Failures:
         """Launch a host function that copies nothing; return what failed, eagerly."""

@@ -10,13 +10,15 @@ import json
 import os
 import threading
 from collections import OrderedDict
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.errors import BackendNotInstalledError, GuideError, GuideTooLargeError, UnsupportedGuideError
 from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, backend_names, create_backend
+from gd_plugin.grammars.background import BackgroundThreads
 from gd_plugin.grammars.canonical import CanonicalGrammar
 from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.grammars.reasoning import ReasoningGrammar
@@ -88,7 +90,8 @@ class GrammarMatcherFactory:
         self._sizes: dict[Guide, int] = {}
         self._hits = 0
         self._misses = 0
-        self._pool: ThreadPoolExecutor | None = None
+        num_threads = max(1, (os.cpu_count() or 2) // 2)
+        self._background = BackgroundThreads(num_threads, "gd_plugin-compile", at_exit=self._worker.stop)
         if self.config.backend != "auto":
             self._backend(self.config.backend)
 
@@ -111,33 +114,47 @@ class GrammarMatcherFactory:
         if not isinstance(guide, Guide):
             raise TypeError(f"guide must be a Guide, got {type(guide).__name__}; use Guide.json_schema(...) and so on")
         while True:
-            future, claimed = self._claim(guide)
-            if claimed:
-                self._fulfil(guide, future)
+            own: Future[CompiledGrammar] = Future()
             try:
+                future = self._claim(guide, own)
+                if future is own:
+                    self._fulfil(guide, own)
                 return future.result()
             except CancelledError:
-                # the thread that compiled it was interrupted; that is its affair alone
+                # whoever was to compile it was interrupted or dropped; that is their affair alone
                 continue
+            except BaseException:
+                # an interrupt comes anywhere: nobody may be left to wait for what nobody compiles
+                self._drop(guide, own)
+                raise
 
     def submit(self, guide: Guide) -> "Future[CompiledGrammar]":
         """Start compiling in the background and return a future; a cached guide's future is done already.
+
+        What is still queued when the interpreter goes, or at `close`, is dropped: its future is cancelled.
 
         Raises:
             TypeError: `guide` is none. What else `compile` raises is in the future.
         """
         if not isinstance(guide, Guide):
             raise TypeError(f"guide must be a Guide, got {type(guide).__name__}; use Guide.json_schema(...) and so on")
-        future, claimed = self._claim(guide)
-        if claimed:
-            with self._lock:
-                if self._pool is None:
-                    self._pool = ThreadPoolExecutor(
-                        max_workers=max(1, (os.cpu_count() or 2) // 2), thread_name_prefix="gd_plugin-compile"
-                    )
-                pool = self._pool
-            pool.submit(self._fulfil, guide, future)
+        own: Future[CompiledGrammar] = Future()
+        try:
+            future = self._claim(guide, own)
+            if future is own:
+                self._background.submit(partial(self._fulfil, guide, own), partial(self._drop, guide, own))
+        except BaseException:
+            self._drop(guide, own)
+            raise
         return future
+
+    def close(self) -> None:
+        """Drop what is queued, end the process that compiles large guides. What is used afterwards starts them anew.
+
+        A compilation under way in that process fails; compiled guides stay valid.
+        """
+        self._background.drop()
+        self._worker.stop()
 
     def cache_info(self) -> CacheInfo:
         """Return what the cache holds."""
@@ -153,40 +170,53 @@ class GrammarMatcherFactory:
                 del self._cache[guide]
             self._sizes.clear()
 
-    def _claim(self, guide: Guide) -> "tuple[Future[CompiledGrammar], bool]":
-        """Return the guide's future and whether the caller must fulfil it."""
+    def _claim(self, guide: Guide, own: "Future[CompiledGrammar]") -> "Future[CompiledGrammar]":
+        """Return the guide's future: `own` if the caller is the one to fulfil it."""
         with self._lock:
             future = self._cache.get(guide)
-            if future is not None:
+            if future is not None and not future.cancelled():
                 self._hits += 1
                 self._cache.move_to_end(guide)
-                return future, False
+                return future
             self._misses += 1
-            future = Future()
-            self._cache[guide] = future
-            return future, True
+            self._cache[guide] = own
+            return own
 
     def _fulfil(self, guide: Guide, future: "Future[CompiledGrammar]") -> None:
+        if not future.set_running_or_notify_cancel():
+            # cancelled by whoever submitted it
+            self._forget(guide, future)
+            return
         try:
             compiled = self._compile(guide)
         except Exception as error:
             # not kept: the next try may find a backend that was installed meanwhile
-            self._forget(guide)
+            self._forget(guide, future)
             future.set_exception(error)
         except BaseException:
-            self._forget(guide)
-            future.cancel()
+            self._drop(guide, future)
             raise
         else:
-            self._keep(guide, compiled)
+            self._keep(guide, future, compiled)
             future.set_result(compiled)
 
-    def _forget(self, guide: Guide) -> None:
-        with self._lock:
-            self._cache.pop(guide, None)
+    def _drop(self, guide: Guide, future: "Future[CompiledGrammar]") -> None:
+        """Have those who wait for the future look again; nothing if it is done."""
+        if not future.done():
+            self._forget(guide, future)
+            if not future.cancel():
+                future.set_exception(CancelledError())
 
-    def _keep(self, guide: Guide, compiled: CompiledGrammar) -> None:
+    def _forget(self, guide: Guide, future: "Future[CompiledGrammar]") -> None:
         with self._lock:
+            if self._cache.get(guide) is future:
+                del self._cache[guide]
+                self._sizes.pop(guide, None)
+
+    def _keep(self, guide: Guide, future: "Future[CompiledGrammar]", compiled: CompiledGrammar) -> None:
+        with self._lock:
+            if self._cache.get(guide) is not future:
+                return
             self._sizes[guide] = compiled.nbytes or _UNKNOWN_BYTES
             total = sum(self._sizes.values())
             for oldest in list(self._cache):

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -58,6 +59,7 @@ class CompileWorker:
         # those that the process has created
         self._backends: set[str] = set()
         self._lock = threading.Lock()
+        self._is_stopped = False
 
     def compile(self, backend: str, guide: Guide) -> WorkerAnswer:
         """Compile a guide there.
@@ -66,14 +68,23 @@ class CompileWorker:
             CompileTimeoutError: it took longer than `compile_timeout_s`; the process has been ended.
             GuideTooLargeError: the process ran out of memory, or broke down.
             GuideError: what the backend says about the guide.
+            GuidedDecodingError: `stop` was called meanwhile.
         """
         with self._lock:
-            process = self._started()
-            if backend not in self._backends:
-                self._ask(process, {"backend": backend}, _START_S)
-                self._backends.add(backend)
-            question = {"backend": backend, "guide": guide.to_json()}
-            head, compiled = self._ask(process, question, self._config.compile_timeout_s)
+            self._is_stopped = False
+            try:
+                process = self._started()
+                if backend not in self._backends:
+                    self._ask(process, {"backend": backend}, _START_S)
+                    self._backends.add(backend)
+                question = {"backend": backend, "guide": guide.to_json()}
+                head, compiled = self._ask(process, question, self._config.compile_timeout_s)
+            except GuidedDecodingError:
+                raise
+            except BaseException:
+                # interrupted: an answer may be on its way, which the next question must not get
+                self.close()
+                raise
         return WorkerAnswer([Problem(*fields) for fields in head["problems"]], compiled if head["compiled"] else None)
 
     def close(self) -> None:
@@ -82,6 +93,18 @@ class CompileWorker:
         self._backends.clear()
         if process is not None:
             _end(process)
+
+    def stop(self) -> None:
+        """The same from any thread. A compilation under way fails; the next guide starts a new process."""
+        self._is_stopped = True
+        if self._lock.acquire(blocking=False):
+            try:
+                self.close()
+            finally:
+                self._lock.release()
+        elif (process := self._process) is not None:
+            # who reads its answer comes to the end of the pipe, and closes it
+            process.kill()
 
     def _started(self) -> "subprocess.Popen[bytes]":
         if self._process is not None and self._process.poll() is None:
@@ -119,6 +142,8 @@ class CompileWorker:
             ) from None
         except (EOFError, OSError) as error:
             self.close()
+            if self._is_stopped:
+                raise GuidedDecodingError("the compilation was given up: its factory was closed") from error
             raise GuideTooLargeError(
                 f"#: compiling with {message.get('backend')} broke its process down, most likely over "
                 f"compile_memory_bytes={self._config.compile_memory_bytes}",
@@ -192,6 +217,8 @@ def fill_first_row(compiled: CompiledGrammar, vocabulary: Vocabulary) -> None:
 
 def main() -> None:
     """Be the worker: read a vocabulary, then guides, until the pipe closes."""
+    # an interrupt at the terminal goes to all of its processes; whether this one ends is for the other side to say
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
     # engines print; their words must not end up among the frames
     with open(os.devnull, "wb") as nowhere:

@@ -21,7 +21,7 @@ from gd_plugin.errors import GuidedDecodingError
 __all__ = ["ThreadedDevice", "build_fake_driver"]
 
 # A launch waits while a function is in flight, as the driver's own lock does: with the interpreter lock held that hangs.
-# Who waits looks for a tenth of a millisecond before it sleeps, as a driver's event synchronisation does.
+# Who waits looks for 2 ms before it sleeps: a driver's event synchronisation does not sleep at all.
 _SOURCE: Final = r"""
 #include <pthread.h>
 #include <sched.h>
@@ -42,7 +42,7 @@ static void look(int until_empty) {
         if (is_empty() == until_empty) return;
         sched_yield();
         clock_gettime(CLOCK_MONOTONIC, &now);
-    } while ((now.tv_sec - begun.tv_sec) * 1000000000L + now.tv_nsec - begun.tv_nsec < 100000);
+    } while ((now.tv_sec - begun.tv_sec) * 1000000000L + now.tv_nsec - begun.tv_nsec < 2000000);
 }
 static void *worker(void *unused) {
     for (;;) {
