@@ -10,7 +10,7 @@ Building only carries the decision out.
 """
 
 import time
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Final, Literal, Protocol, cast
 
@@ -82,7 +82,7 @@ class Attaching:
         future, submitted = self._submitted[request_id]
         if not future.done():
             return "pending" if time.monotonic() < submitted + self._timeout_s else "failed"
-        return "ready" if future.exception() is None else "failed"
+        return "ready" if not future.cancelled() and future.exception() is None else "failed"
 
     def arrives(self, request: GuidedRequest) -> bool:
         """Tell whether the request is in mid-generation and its slot does not know it."""
@@ -134,6 +134,8 @@ class Attaching:
                 return _DEFER
             # not cancelled: whoever has the same guide waits for the same future
             return f"its grammar was not compiled within {self._timeout_s:g} s"
+        except CancelledError:
+            return "its compilation was cancelled; submit the request again"
         except Exception as error:
             return _describe(error)
         return _ATTACH

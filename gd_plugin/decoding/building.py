@@ -78,6 +78,9 @@ class BatchBuilder:
         slot, slots = request.slot, self._slots
         slots.num_advanced[slot] = slots.num_guided[slot] = 0
         slots.max_acceptable[slot] = 1
+        if slot in batch.unreadable:
+            failures.append((request.request_id, _message(request, batch.unreadable[slot])))
+            return None
         try:
             drafts = _drafts(request, batch.max_num_draft_tokens)
             slots.max_acceptable[slot] = len(drafts) + 1

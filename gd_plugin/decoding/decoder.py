@@ -63,6 +63,7 @@ class GuidedDecoder:
 
     Raises:
         ValueError: a size out of range, or a vocabulary wider than `vocab_size_padded`.
+        TypeError: something without `create` as the factory, or a `config` of another class.
     """
 
     def __init__(
@@ -82,6 +83,14 @@ class GuidedDecoder:
     ) -> None:
         _check_sizes(1, max_num_sequences=max_num_sequences, vocab_size_padded=vocab_size_padded)
         _check_sizes(0, max_num_draft_tokens=max_num_draft_tokens, max_look_ahead=max_look_ahead)
+        if not callable(getattr(factory, "create", None)):
+            raise TypeError(
+                f"factory must have create(guide), got {type(factory).__name__}; use GrammarMatcherFactory(vocabulary)"
+            )
+        if config is not None and not isinstance(config, GuidedDecodingConfig):
+            raise TypeError(
+                f"config must be a GuidedDecodingConfig, got {type(config).__name__}; use GuidedDecodingConfig(...)"
+            )
         vocabulary = getattr(factory, "vocabulary", None)
         if vocabulary is not None and vocabulary.vocab_size > vocab_size_padded:
             raise ValueError(
@@ -174,14 +183,15 @@ class GuidedDecoder:
             runtime_draft_len: K' of this step, 0 <= K' <= K, to which drafts are cut; None is K.
 
         Raises:
-            ValueError: a slot out of range or used twice, more rows than are reserved, more drafts than K, a draft
-                length or tokens of the wrong size, a broken draft tree, draft and target requests together. The
-                batch before is kept.
+            ValueError: a slot out of range or used twice, a request id used twice, more rows than are reserved, more
+                drafts than K, a draft length or tokens of the wrong size, a broken draft tree, draft and target
+                requests together. The batch before is kept.
+            TypeError: a slot that is no integer, a request id that cannot be hashed. Likewise.
         """
         draft_len = self._max_num_draft_tokens if runtime_draft_len is None else runtime_draft_len
         if not 0 <= draft_len <= self._max_num_draft_tokens:
             raise ValueError(f"runtime_draft_len must be in [0, {self._max_num_draft_tokens}], got {draft_len}")
-        batch = GuidedRequests([request.snapshot() for request in requests], draft_len)
+        batch = GuidedRequests.of_snapshots(requests, draft_len)
         check_batch(
             batch,
             num_slots=self._max_num_sequences,

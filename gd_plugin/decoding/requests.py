@@ -8,8 +8,9 @@ the one that follows the golden token), a draft request 1. K' is the draft lengt
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from operator import index
+from typing import Final, NamedTuple, SupportsIndex
 
 from gd_plugin.guides.guide import Guide
 
@@ -76,6 +77,16 @@ def walk_tree(tree: DraftTree | tuple[Sequence[int], Sequence[int]]) -> list[tup
     return nodes
 
 
+_TOKEN_FIELDS: Final = (
+    "new_token",
+    "draft_tokens",
+    "draft_tree",
+    "num_accepted_draft_tokens",
+    "accepted_nodes",
+    "history",
+)
+
+
 @dataclass(slots=True)
 class GuidedRequest:
     """What the decoder must know of one request in one step. `add_batch` copies it.
@@ -137,7 +148,11 @@ class GuidedRequest:
         return self.is_draft or (self.is_generation_in_progress_state and not self.is_context_init_state)
 
     def snapshot(self) -> "GuidedRequest":
-        """Return a copy that later changes of this one, or of its lists, do not reach."""
+        """Return a copy that later changes of this one, or of its lists, do not reach.
+
+        Raises:
+            TypeError: token ids, accepted nodes or links of a tree that are no integers.
+        """
         tree = self.draft_tree
         return GuidedRequest(
             self.guide,
@@ -148,14 +163,31 @@ class GuidedRequest:
             self.is_last_context_chunk,
             self.is_generation_in_progress_state,
             self.is_generation_only_first_iteration,
-            self.new_token,
+            self._integer("new_token", self.new_token),
             self.is_draft,
-            None if self.draft_tokens is None else list(self.draft_tokens),
-            None if tree is None else DraftTree(list(tree[0]), list(tree[1])),
-            self.num_accepted_draft_tokens,
-            None if self.accepted_nodes is None else list(self.accepted_nodes),
-            None if self.history is None else list(self.history),
+            self._integers("draft_tokens", self.draft_tokens),
+            None if tree is None else DraftTree(*(self._integers("draft_tree", links) or () for links in tree)),
+            self._integer("num_accepted_draft_tokens", self.num_accepted_draft_tokens),
+            self._integers("accepted_nodes", self.accepted_nodes),
+            self._integers("history", self.history),
         )
+
+    @staticmethod
+    def _integer(name: str, value: SupportsIndex | None) -> int | None:
+        try:
+            return None if value is None else index(value)
+        except TypeError:
+            raise TypeError(f"{name} must be an int or None, got {type(value).__name__}") from None
+
+    @staticmethod
+    def _integers(name: str, values: Sequence[SupportsIndex] | None) -> list[int] | None:
+        # tensors and arrays of one dimension are read too
+        try:
+            return None if values is None else list(map(index, values))
+        except TypeError as error:
+            raise TypeError(
+                f"{name} must be a sequence of int or None, got {type(values).__name__} ({error})"
+            ) from None
 
     def as_draft(self) -> "GuidedRequest":
         """Return the draft request that a target request of the same slot turns into in a draft loop."""
@@ -179,6 +211,7 @@ class GuidedRequests:
         is_draft: the batch is a draft model's step.
         deferred: slots whose request is put off: its grammar is not ready.
         refused: slot -> why its request, which starts in this step, gets no matcher.
+        unreadable: slot -> why its request's tokens cannot be read; it fails in this step.
 
     Raises:
         ValueError: draft and target requests in one batch, or a negative draft length.
@@ -197,6 +230,7 @@ class GuidedRequests:
         self.is_draft = bool(self.requests) and self.requests[0].is_draft
         self.deferred: set[int] = set()
         self.refused: dict[int, str] = {}
+        self.unreadable: dict[int, str] = {}
         self._valid: list[GuidedRequest] = []
         self._first_rows: list[int] = []
         row = 0
@@ -211,6 +245,24 @@ class GuidedRequests:
                 self._first_rows.append(row)
             row += 1 if request.is_draft or request.is_context_init_state else max_num_draft_tokens + 1
         self.num_bitmask_tokens = row
+
+    @classmethod
+    def of_snapshots(cls, requests: Sequence[GuidedRequest], max_num_draft_tokens: int) -> "GuidedRequests":
+        """Copy the requests; one whose tokens cannot be read is copied without them.
+
+        Raises:
+            ValueError: see `GuidedRequests`.
+        """
+        copies, problems = [], []
+        for request in requests:
+            try:
+                copies.append(request.snapshot())
+            except TypeError as error:
+                copies.append(replace(request, **dict.fromkeys(_TOKEN_FIELDS)))
+                problems.append((request, str(error)))
+        batch = cls(copies, max_num_draft_tokens)
+        batch.unreadable = {request.slot: problem for request, problem in problems if request.seq_slot is not None}
+        return batch
 
     def valid_requests(self) -> Iterator[GuidedRequest]:
         """Yield the requests that have a guide."""
@@ -237,19 +289,27 @@ def check_batch(
         reads_new_tokens: requests with a `prev_seq_slot` get their tokens from the device.
 
     Raises:
-        ValueError: a slot out of range or used twice, more rows than reserved, more drafts than K, a broken draft
-            tree.
+        ValueError: a slot out of range or used twice, a request id used twice, more rows than reserved, more drafts
+            than K, a broken draft tree.
+        TypeError: a slot that is no integer, a request id that cannot be hashed.
     """
     if batch.num_bitmask_tokens > num_rows:
         raise ValueError(
             f"the batch needs {batch.num_bitmask_tokens} rows but {num_rows} are reserved; raise max_num_sequences"
         )
     used: dict[int, object] = {}
+    slots: dict[object, int] = {}
     for request in batch.valid_requests():
         slot = _checked_slot(request, request.seq_slot, num_slots)
         if slot in used:
             raise ValueError(f"requests {used[slot]!r} and {request.request_id!r} are both in slot {slot}")
         used[slot] = request.request_id
+        # without an id there is nothing to tell requests apart by, and nothing that can be mistaken
+        if request.request_id is not None and _first_slot(slots, request, slot) != slot:
+            raise ValueError(
+                f"request {request.request_id!r} is in slots {slots[request.request_id]} and {slot} of one batch; "
+                "failures are told by the id, so each request needs one of its own"
+            )
         late = reads_new_tokens and request.prev_seq_slot is not None
         if not (late or request.is_draft or request.is_context_init_state or request.draft_tree is not None):
             _check_chain(request, max_num_drafts)
@@ -259,7 +319,16 @@ def check_batch(
             _check_tree(request, request.draft_tree, batch.max_num_draft_tokens, reads_new_tokens)
 
 
+def _first_slot(slots: dict[object, int], request: GuidedRequest, slot: int) -> int:
+    try:
+        return slots.setdefault(request.request_id, slot)
+    except TypeError as error:
+        raise TypeError(f"the request in slot {slot}: its request_id must be hashable ({error})") from None
+
+
 def _checked_slot(request: GuidedRequest, slot: int | None, num_slots: int) -> int:
+    if slot is not None and not hasattr(slot, "__index__"):
+        raise TypeError(f"request {request.request_id!r}: a slot must be an int, got {slot!r}")
     if slot is None or not 0 <= slot < num_slots:
         raise ValueError(
             f"request {request.request_id!r}: slot {slot} is not in [0, {num_slots}); raise max_num_sequences or give "

@@ -81,6 +81,10 @@ class GrammarMatcherFactory:
                 f"vocabulary must be a Vocabulary, got {type(vocabulary).__name__}; use Vocabulary.from_tokenizer(...)"
             )
         config = GuidedDecodingConfig() if config is None else config
+        if not isinstance(config, GuidedDecodingConfig):
+            raise TypeError(
+                f"config must be a GuidedDecodingConfig, got {type(config).__name__}; use GuidedDecodingConfig(...)"
+            )
         self.vocabulary = vocabulary
         self.config = config if backend == "auto" else config.replace_fields(backend=backend)
         self._backends: dict[str, Backend] = {}

@@ -75,6 +75,17 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_request(kit, error):
     assert factory.created == 0
 
 
+def test_a_grammar_whose_compilation_is_cancelled_fails_its_request(kit):
+    """As closing the factory does with what is queued."""
+    factory = SlowFactory(kit)
+    decoder = kit.decoder(factory, drafts=0)
+    decoder.submit([kit.context(GUIDE)])
+    factory.futures[GUIDE].cancel()
+    assert decoder.poll(0) == "failed"
+    [(request_id, message)] = kit.step(decoder, kit.context(GUIDE))
+    assert request_id == 0 and "its compilation was cancelled; submit the request again" in message
+
+
 def test_a_submit_that_raises_fails_its_request(kit):
     factory = SlowFactory(kit)
 

@@ -1,5 +1,6 @@
 """Batches over time: guards, isolation, idempotence, late tokens, chunked prefill, resume, bad input."""
 
+import dataclasses
 import random
 
 import numpy as np
@@ -445,6 +446,10 @@ BAD_BATCHES = [
     (lambda kit: ([kit.generation(A, "a", draft_tree=([1, -1], [-1, -1]))], {}), "2 nodes need 1 draft_tokens"),
     (lambda kit: ([kit.generation(A, "aaaaa", draft_tree=([1, 2, 3, 4, -1], [-1] * 5))], {}), "draft length of 4"),
     (lambda kit: ([kit.generation(A, "aaaaa", slot=1)], {}), "request 1 in slot 1: 4 draft_tokens, but .* is 3"),
+    (lambda kit: ([kit.context(A, slot, "x") for slot in (1, 0)], {}), "request 'x' is in slots 1 and 0 of one batch"),
+    (lambda kit: ([kit.context(A, slot="0")], {}), "request '0': a slot must be an int, got '0'"),
+    (lambda kit: ([kit.generation(A, "a", prev_seq_slot="0")], {}), "request 0: a slot must be an int, got '0'"),
+    (lambda kit: ([kit.context(A, request_id=[1])], {}), "slot 0: its request_id must be hashable"),
 ]
 
 
@@ -453,10 +458,28 @@ def test_a_bad_batch_is_refused_and_the_one_before_kept(kit, bad, message):
     decoder = kit.decoder(kit.TableFactory(TABLES))
     decoder.add_batch([kit.context(ABC)])
     requests, options = bad(kit)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         decoder.add_batch(requests, **options)
     assert decoder.build() == []
     assert kit.switches(decoder) == [1, 0, 0, 0]
+
+
+def test_token_ids_may_come_in_tensors_and_arrays(kit):
+    """Of one dimension, on the host or not: they are read when the batch is added."""
+    decoder = kit.decoder(kit.TableFactory(TABLES))
+    drafts, golden = torch.tensor(kit.ids("bc")), np.int64(kit.ids("a")[0])
+    kit.step(decoder, kit.context(ABC))
+    assert kit.step(decoder, dataclasses.replace(kit.generation(ABC, "a"), new_token=golden, draft_tokens=drafts)) == []
+    assert decoder.num_advanced_tokens[0] == 3
+    request = dataclasses.replace(kit.generation(ABC, "a"), new_token=2**70)
+    kit.settle(decoder, 3)
+    assert [request_id for request_id, _ in kit.step(decoder, request)] == [0]
+
+
+def test_requests_without_an_id_are_told_apart_by_their_slots(kit):
+    decoder = kit.decoder(kit.TableFactory(TABLES))
+    requests = [dataclasses.replace(kit.context(ABC, slot), request_id=None) for slot in (0, 1)]
+    assert kit.step(decoder, *requests) == [] and kit.switches(decoder, 2) == [1, 1]
 
 
 @pytest.mark.parametrize("counts", [[], [1], [1, 1, 1]])
@@ -499,17 +522,33 @@ def test_a_missing_golden_token_fails_its_request_alone(kit, factory):
     assert [request_id for request_id, _ in failed] == [0]
 
 
-@pytest.mark.parametrize("drafts", [["x"], [None], [4, None], [{}]])
-def test_drafts_that_are_no_tokens_fail_their_request_alone(kit, factory, drafts):
+UNREADABLE = [
+    ({"draft_tokens": ["x"]}, "draft_tokens must be a sequence of int or None, got list ('str' object"),
+    ({"draft_tokens": [None]}, "draft_tokens must be a sequence of int or None, got list ('NoneType' object"),
+    ({"draft_tokens": [4, None]}, "draft_tokens"),
+    ({"draft_tokens": [{}]}, "draft_tokens"),
+    ({"draft_tokens": "abc"}, "draft_tokens must be a sequence of int or None, got str"),
+    ({"draft_tokens": 8}, "draft_tokens must be a sequence of int or None, got int"),
+    ({"draft_tokens": torch.ones(2)}, "draft_tokens must be a sequence of int or None, got Tensor"),
+    ({"draft_tokens": torch.ones(2, 2, dtype=torch.int32)}, "draft_tokens"),
+    ({"new_token": "a"}, "new_token must be an int or None, got str"),
+    ({"new_token": 8.0}, "new_token must be an int or None, got float"),
+    ({"history": "a"}, "history must be a sequence of int or None, got str"),
+    ({"num_accepted_draft_tokens": "1"}, "num_accepted_draft_tokens must be an int or None, got str"),
+    ({"draft_tree": (["1"], [-1])}, "draft_tree must be a sequence of int or None, got list"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), UNREADABLE)
+def test_what_is_no_token_fails_its_request_alone(kit, factory, fields, message):
     decoder = kit.decoder(factory)
     kit.step(decoder, kit.context(kit.JSON), kit.context(kit.JSON, slot=1))
-    failed = kit.step(
-        decoder,
-        gd.GuidedRequest(kit.JSON, 0, 0, is_generation_in_progress_state=True, new_token=0, draft_tokens=drafts),
-        kit.generation(kit.JSON, "{}", slot=1),
-    )
-    assert [request_id for request_id, _ in failed] == [0]
+    broken = dataclasses.replace(kit.generation(kit.JSON, "{"), **fields)
+    [(request_id, told)] = kit.step(decoder, broken, kit.generation(kit.JSON, "{}", slot=1))
+    assert request_id == 0 and told.startswith(f"request 0 in slot 0: {message}")
     assert kit.switches(decoder, 8) == [0, 0, 0, 0, 1, 1, 0, 0]
+    # an unguided one may hold anything
+    assert kit.step(decoder, dataclasses.replace(broken, guide=None)) == []
 
 
 def test_logits_of_the_wrong_shape(kit, factory):
@@ -552,6 +591,18 @@ def test_sizes_out_of_range(kit, factory, sizes):
 def test_a_vocabulary_wider_than_the_logits(kit, factory):
     with pytest.raises(ValueError, match="the vocabulary has 16 tokens but vocab_size_padded is 8"):
         gd.GuidedDecoder(factory, max_num_sequences=1, vocab_size_padded=8, device="cpu")
+
+
+@pytest.mark.parametrize("decoder_class", [gd.GuidedDecoder, gd.CapturableGuidedDecoder])
+def test_what_is_no_factory_and_what_is_no_config(kit, factory, decoder_class):
+    sizes = {"max_num_sequences": 1, "vocab_size_padded": 64, "device": "cpu"}
+    with pytest.raises(TypeError, match=r"got Vocabulary; use GrammarMatcherFactory\(vocabulary\)"):
+        decoder_class(factory.vocabulary, **sizes)
+    for config in ({}, {"backend": "xgrammar"}, "xgrammar"):
+        with pytest.raises(TypeError, match="config must be a GuidedDecodingConfig, got"):
+            decoder_class(factory, config=config, **sizes)
+        with pytest.raises(TypeError, match="config must be a GuidedDecodingConfig, got"):
+            gd.GrammarMatcherFactory(factory.vocabulary, config=config)
 
 
 # rows -------------------------------------------------------------------------------------------------------------

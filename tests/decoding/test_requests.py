@@ -63,7 +63,7 @@ def test_drafts_and_targets_do_not_share_a_batch():
 
 def test_a_snapshot_holds_every_field_and_no_list_of_the_original():
     values = {field.name: [1, 2] for field in dataclasses.fields(gd.GuidedRequest)}
-    values |= {"draft_tree": ([1, -1], [-1, -1]), "guide": GUIDE}
+    values |= {"draft_tree": ([1, -1], [-1, -1]), "guide": GUIDE, "new_token": 3, "num_accepted_draft_tokens": 1}
     request = gd.GuidedRequest(**values)
     snapshot = request.snapshot()
     for name, value in values.items():
