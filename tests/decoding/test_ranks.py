@@ -9,6 +9,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 import gd_plugin as gd
+from gd_plugin.testing import SimulatedDevice
 
 WIDTHS = [(64, 1), (64, 3), (61, 2), (64, 4)]
 
@@ -122,22 +123,36 @@ STRINGS = [*'{}[]":,abc12', "$"]
 D2T = torch.arange(7, dtype=torch.int32)
 
 
-def run_schedule(factory, num_ranks, rank, **options):
-    """Prefill, verification, rollback, a draft loop, one more verification; return all that a rank can see of it."""
+def run_schedule(factory, num_ranks, rank, *, device=None, with_logits=True, **options):
+    """Prefill, verification, rollback, a draft loop, one more verification; return all that a rank can see of it.
+
+    With a device that captures, all but the prefill are graphs of one step.
+    """
     width, draft_width = len(STRINGS), len(D2T)
-    with_logits = options.pop("with_logits", True)
     shard, draft_shard = gd.VocabShard(rank, num_ranks, width), gd.VocabShard(rank, num_ranks, draft_width)
-    decoder = gd.GuidedDecoder(
+    decoder_class = gd.GuidedDecoder if device is None else gd.CapturableGuidedDecoder
+    decoder = decoder_class(
         factory,
         max_num_sequences=4,
         vocab_size_padded=width,
         max_num_draft_tokens=3,
-        device="cpu",
+        device=device or "cpu",
         shard=shard,
         draft_shard=draft_shard,
         **options,
     )
     seen, masked = [], []
+
+    def captured(execute, *arguments):
+        """Failures of the call, which is captured and replayed."""
+        if device is None:
+            return execute(*arguments)
+        with decoder.capturing() as handle, device.capture() as graph:
+            assert execute(*arguments) == []
+        graph.replay()
+        device.check()
+        assert len(handle) == 1
+        return decoder.take_failures([f"r{slot}" for slot in range(4)])
 
     def look(failed, logits):
         rows = decoder.requests.num_bitmask_tokens
@@ -156,7 +171,9 @@ def run_schedule(factory, num_ranks, rank, **options):
             for slot, (guide, _, _) in enumerate(GOLDEN_AND_DRAFTS)
         ]
 
-    decoder.add_batch(batch(is_context_init_state=True, is_last_context_chunk=True))
+    first = batch(is_context_init_state=True, is_last_context_chunk=True)
+    decoder.submit(first)
+    decoder.add_batch(first)
     logits = logits_of(4, shard)
     look(decoder.execute(logits), logits)
 
@@ -165,22 +182,70 @@ def run_schedule(factory, num_ranks, rank, **options):
         request.new_token, *request.draft_tokens = map(STRINGS.index, text)
     decoder.add_batch(requests)
     logits = logits_of(16, shard)
-    look(decoder.execute(logits), logits)
+    look(captured(decoder.execute, logits), logits)
 
     counts = torch.tensor([emitted for _, _, emitted in GOLDEN_AND_DRAFTS], dtype=torch.int32)
     drafted = torch.tensor([STRINGS.index(character) for character in "a2$["], dtype=torch.int32)
-    for draft_step in range(3):
+
+    def draft(logits, draft_step):
         decoder.add_draft_batch(drafted, counts, draft_step)
+        return decoder.execute_draft_batch(logits, D2T, draft_step)
+
+    for draft_step in range(3):
         logits = logits_of(4, draft_shard)
-        look(decoder.execute_draft_batch(logits, D2T, draft_step), logits)
+        if draft_step == 0 and device is not None:
+            # read before it is captured
+            decoder._draft_vocabulary.words(D2T)
+        look(captured(draft, logits, draft_step), logits)
 
     requests = batch(is_generation_in_progress_state=True)
     for request, character in zip(requests, "a2$[", strict=True):
         request.new_token = STRINGS.index(character)
     decoder.add_batch(requests, runtime_draft_len=0)
     logits = logits_of(4, shard)
-    look(decoder.execute(logits), logits)
+    look(captured(decoder.execute, logits), logits)
     return seen, masked
+
+
+def run_decisions(rank, world_size, device):
+    """Add requests whose guides only rank 0 may judge; return what comes of it."""
+    import torch.distributed as dist
+
+    width = 13
+    shard = gd.VocabShard(rank, world_size, width)
+    decoder_class = gd.GuidedDecoder if device is None else gd.CapturableGuidedDecoder
+    decoder = decoder_class(
+        RankedFactory(rank),
+        max_num_sequences=3,
+        vocab_size_padded=width,
+        max_num_draft_tokens=1,
+        device=device or "cpu",
+        shard=shard,
+        group=dist.group.WORLD,
+        config=gd.GuidedDecodingConfig(compile_timeout_s=0.1),
+    )
+    collectives, broadcast = [], dist.broadcast
+
+    def counted(*args, **kwargs):
+        # never in a host function, never in a capture
+        assert device is None or not (device._is_in_host_function or device.is_capturing())
+        collectives.append(1)
+        return broadcast(*args, **kwargs)
+
+    dist.broadcast = counted
+    try:
+        context = {"is_context_init_state": True, "is_last_context_chunk": True}
+        decoder.add_batch([request_of(text, slot, **context) for slot, text in enumerate("abc")])
+        logits = torch.zeros(3, shard.stop - shard.start)
+        failed = decoder.execute(logits)
+        # nobody without a matcher: no collective; a golden token that the guide refuses fails on every rank
+        decoder.add_batch([request_of("a", 0, is_generation_in_progress_state=True, new_token=8)])
+        refused = decoder.build()
+        if device is not None:
+            device.check()
+    finally:
+        dist.broadcast = broadcast
+    return {"failed": failed, "refused": refused, "logits": logits, "collectives": len(collectives)}
 
 
 def run_rank(rank, world_size, folder):
@@ -190,36 +255,17 @@ def run_rank(rank, world_size, folder):
     store = dist.FileStore(os.path.join(folder, "store"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     try:
-        width = 13
-        shard = gd.VocabShard(rank, world_size, width)
-        decoder = gd.GuidedDecoder(
-            RankedFactory(rank),
-            max_num_sequences=3,
-            vocab_size_padded=width,
-            max_num_draft_tokens=1,
-            device="cpu",
-            shard=shard,
-            group=dist.group.WORLD,
-            config=gd.GuidedDecodingConfig(compile_timeout_s=0.1),
-        )
-        collectives = []
-        broadcast = dist.broadcast
-        dist.broadcast = lambda *args, **kwargs: collectives.append(1) or broadcast(*args, **kwargs)
-        context = {"is_context_init_state": True, "is_last_context_chunk": True}
-        decoder.add_batch([request_of(text, slot, **context) for slot, text in enumerate("abc")])
-        logits = torch.zeros(3, shard.stop - shard.start)
-        failed = decoder.execute(logits)
-        # nobody without a matcher: no collective; a golden token that the guide refuses fails on every rank
-        decoder.add_batch([request_of("a", 0, is_generation_in_progress_state=True, new_token=8)])
-        refused = decoder.build()
-        result = {"failed": failed, "refused": refused, "logits": logits, "collectives": len(collectives)}
+        group = dist.group.WORLD
+        result = {"eager": run_decisions(rank, world_size, None)}
+        # a schedule of its own on each rank
+        result["captured"] = run_decisions(rank, world_size, SimulatedDevice(rank))
         real = gd.GrammarMatcherFactory(RankedFactory(rank).vocabulary, backend="xgrammar")
-        result["tensor"] = run_schedule(real, world_size, rank, group=dist.group.WORLD)
-        stages = 2
-        ranks = world_size // stages
-        result["pipeline"] = run_schedule(
-            real, ranks, rank % ranks, group=dist.group.WORLD, with_logits=rank >= world_size - ranks
-        )
+        ranks = world_size // 2
+        for name, device in (("", None), (" captured", SimulatedDevice(rank))):
+            result[f"tensor{name}"] = run_schedule(real, world_size, rank, device=device, group=group)
+            result[f"pipeline{name}"] = run_schedule(
+                real, ranks, rank % ranks, device=device, group=group, with_logits=rank >= world_size - ranks
+            )
         torch.save(result, os.path.join(folder, f"{rank}.pt"))
     finally:
         dist.destroy_process_group()
@@ -234,17 +280,19 @@ def test_ranks_agree(world_size):
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.start_processes(run_rank, (world_size, folder), world_size, start_method="forkserver")
         results = [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(world_size)]
-    check_decisions(results)
+    for mode in ("eager", "captured"):
+        check_decisions([result[mode] for result in results])
     alone, whole = run_schedule(gd.GrammarMatcherFactory(RankedFactory(0).vocabulary, backend="xgrammar"), 1, 0)
     failed = [request_id for failures, _, _, _ in alone for request_id, _ in failures]
     assert failed == ["r3"]
-    for result in results:
-        assert result["tensor"][0] == alone and result["pipeline"][0] == alone
-    for step, logits in enumerate(whole):
-        assert torch.equal(torch.cat([result["tensor"][1][step] for result in results], dim=1), logits)
-        first, last = results[: world_size // 2], results[world_size // 2 :]
-        assert all(result["pipeline"][1][step] is None for result in first)
-        assert torch.equal(torch.cat([result["pipeline"][1][step] for result in last], dim=1), logits)
+    half = world_size // 2
+    for name in ("", " captured"):
+        tensor, pipeline = ([result[kind + name] for result in results] for kind in ("tensor", "pipeline"))
+        assert all(seen == alone for seen, _ in tensor + pipeline)
+        for step, logits in enumerate(whole):
+            assert torch.equal(torch.cat([masked[step] for _, masked in tensor], dim=1), logits)
+            assert all(masked[step] is None for _, masked in pipeline[:half])
+            assert torch.equal(torch.cat([masked[step] for _, masked in pipeline[half:]], dim=1), logits)
 
 
 def check_decisions(results):
