@@ -238,13 +238,14 @@ class MatcherTree:
             accepted = matcher.accept_token(token_id)
             if not accepted and node.matcher is None:
                 self._sit(matcher, node)
+            terminated = accepted and matcher.is_terminated()
         except Exception as error:  # engines fail in ways of their own; only this history is lost
             self.fail(child, error)
             return child
         if not accepted:
             child.state = NodeState.DEAD
             return child
-        child.state = NodeState.FINISHED if matcher.is_terminated() else NodeState.LIVE
+        child.state = NodeState.FINISHED if terminated else NodeState.LIVE
         self._sit(matcher, child)
         return child
 

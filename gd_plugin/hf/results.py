@@ -92,9 +92,9 @@ def _read_row(
         count = _up_to_stop(tokens, vocabulary)
         return RowResult("unguided", spell(vocabulary, _without_stop(tokens[:count], vocabulary)), count)
     skipped = 1 if tokens and tokens[0] in session.skipped_start else 0
-    matcher = grammar.create_matcher()
     error: Exception | None = None
     try:
+        matcher = grammar.create_matcher()
         accepted = 0
         for token in tokens[skipped:]:
             if not matcher.accept_token(token):
