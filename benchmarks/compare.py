@@ -5,7 +5,9 @@ by a tool. Tools are used as their documentation says, with their defaults, and 
 is not installed is named and left out. Not compared: speed (see the other benchmarks) and what the tools do elsewhere.
 
     pip install outlines lm-format-enforcer
-    python benchmarks/compare.py [--page docs/comparison.md] [--only WORD]
+    python benchmarks/compare.py [--page docs/comparison.md] [--cells FILE]
+
+It takes some minutes; with --cells, what has been answered is kept in a file and not asked again.
 """
 
 import argparse
@@ -236,7 +238,7 @@ RECORD: Guide = (
 )
 YEAR: Guide = ("regex", "(19|20)[0-9]{2}")
 SHORT, LONGER = "As JSON: ", "Give me one number and whether it is fine, as JSON, please: "
-LIMIT = 60
+LIMIT = 40
 
 
 def generate(tool: Tool, processor: Any, prompts: tuple[str, ...], **options: Any) -> tuple[list[str], Any]:
@@ -586,7 +588,7 @@ def main() -> None:
     """Ask everybody everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--page", type=Path, help="write the documentation's page here")
-    parser.add_argument("--only", default="", help="questions that hold this word")
+    parser.add_argument("--cells", type=Path, help="file that keeps answers; those in it are not asked again")
     arguments = parser.parse_args()
     assert len(KEYWORDS) == 19 and len(DIALECT) == 16
 
@@ -602,16 +604,25 @@ def main() -> None:
     tools = {name: tool(kit) for name, tool in present.items()}
     lines = ["| | " + " | ".join(f"{name} {version(tool.package)}" for name, tool in tools.items()) + " |"]
     lines.append("|---|" + "---|" * len(tools))
+    known: dict[str, Any] = {}
+    if arguments.cells and arguments.cells.exists():
+        known = json.loads(arguments.cells.read_text())
+    details = known.setdefault("details", {})
     for title, question in QUESTIONS.items():
-        if arguments.only not in title:
-            continue
-        cells = [ask(tool, question).replace("|", "\\|") for tool in tools.values()]
+        answers = known.setdefault(title, {})
+        for name, tool in tools.items():
+            if name not in answers:
+                answers[name] = ask(tool, question).replace("|", "\\|")
+                details[name] = details.get(name, {}) | getattr(tool, "details", {})
+                if arguments.cells:
+                    arguments.cells.write_text(json.dumps(known, indent=1))
+        cells = [answers[name] for name in tools]
         lines.append(f"| {title} | {' | '.join(cells)} |")
         print(lines[-1], file=sys.stderr, flush=True)
     notes = [f"- {name} is not installed here and left out." for name in missing]
     notes += [f"- {name}: {tool.note}." for name, tool in tools.items() if tool.note]
-    for name, tool in tools.items():
-        for kind, found in getattr(tool, "details", {}).items():
+    for name in tools:
+        for kind, found in details[name].items():
             if found:
                 notes.append(f"- {name}, keywords {kind}: {', '.join(found)}.")
     table = "\n".join(lines) + "\n\n" + "\n".join(notes) + "\n\n" + machine(["transformers", "torch"]) + "\n"

@@ -51,7 +51,8 @@ def svg_lines(panels: Mapping[str, Mapping[str, Sequence[tuple[str, float]]]], *
         parts.append(_text(MARGIN + 140 * number, HEIGHT + 74, name, anchor="start", colour=colour))
     width = max(len(panels) * (WIDTH + MARGIN), len(names) * 140) + MARGIN
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{HEIGHT + 90}" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT + 90}" width="{width}" '
+        f'height="{HEIGHT + 90}" font-family="sans-serif" '
         f'font-size="10"><rect width="100%" height="100%" fill="#fff"/>{"".join(parts)}</svg>\n'
     )
 

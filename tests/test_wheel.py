@@ -1,5 +1,6 @@
 """The wheel: what is in it, and that it imports under every interpreter at hand, with nothing but itself on the path."""
 
+import runpy
 import shutil
 import subprocess
 import sys
@@ -51,18 +52,9 @@ def test_contents(wheel_folder: Path) -> None:
     assert sources <= packed
 
 
-def interpreter(version: str) -> str | None:
-    """An interpreter of this version on the path, or of pyenv's; a shim can be there without one behind it."""
-    found = [shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python")]
-    for python in filter(None, found):
-        if subprocess.run([python, "--version"], capture_output=True).returncode == 0:
-            return str(python)
-    return None
-
-
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 def test_imports_under(version: str, wheel_folder: Path) -> None:
-    python = interpreter(version)
+    python = runpy.run_path(str(ROOT / "tools" / "release.py"))["interpreter"](version)
     if python is None:
         pytest.skip(f"no python{version} here")
     # isolated: no site-packages of the test environment
