@@ -254,6 +254,8 @@ def main() -> None:
             for record in records
         ],
     )  # fmt: skip
+    if options.plot:
+        options.plot.write_text(plot(records))
     if importlib.util.find_spec("outlines") is None:
         print("\nMissing peer: outlines is not installed.")
     lengths = (100, 4000)
@@ -267,8 +269,6 @@ def main() -> None:
         ],
     )
     write_json(options.json, [*records, *by_length])
-    if options.plot:
-        options.plot.write_text(plot(records))
 
 
 if __name__ == "__main__":
