@@ -27,7 +27,7 @@ from gd_plugin.grammars.worker import CompileWorker, fill_first_row
 from gd_plugin.guides.guide import Guide, GuideType, check_guide
 from gd_plugin.guides.limits import check_limits, compile_weight, num_written_positions
 from gd_plugin.guides.report import Problem
-from gd_plugin.guides.schema import normal_form
+from gd_plugin.guides.schema import narrower_in_xgrammar, normal_form
 from gd_plugin.guides.structural_tag import embedded_schemas, tag_begin
 
 __all__ = ["CacheInfo", "GrammarMatcherFactory", "shared_factory"]
@@ -339,9 +339,13 @@ def _is_read_here(guide: Guide) -> bool:
 def _cheapest_first(guide: Guide) -> list[str]:
     """Return the backends in the order to try; docs/language.md has the measurements behind it."""
     names = list(backend_names())
-    large = guide.guide_type is GuideType.JSON_SCHEMA and compile_weight(guide) > _LAZY_WEIGHT
-    if "llguidance" in names and (large or num_written_positions(guide) > _LAZY_POSITIONS):
-        # compiled eagerly, they cost seconds; llguidance builds only the states that a text reaches
+    if guide.guide_type is GuideType.JSON_SCHEMA:
+        # a larger one costs xgrammar seconds, and of some values it leaves out usual spellings
+        lazy = compile_weight(guide) > _LAZY_WEIGHT or narrower_in_xgrammar(guide.guide)
+    else:
+        # compiled eagerly, long repeats cost seconds; llguidance builds only the states that a text reaches
+        lazy = num_written_positions(guide) > _LAZY_POSITIONS
+    if lazy and "llguidance" in names:
         names.remove("llguidance")
         names.insert(0, "llguidance")
     return names

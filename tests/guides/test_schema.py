@@ -70,6 +70,32 @@ CASES = {
     ),
     "if of a format": ({"type": "integer", "if": {"format": "uri"}, "then": {"minimum": 3}}, [2, 3, "x"]),
     "oneOf with one type's keyword": ({"type": "boolean", "oneOf": [{"propertyNames": {"minLength": 2}}, {"type": "null"}]}, [True, None]),
+    "integers of draft 4": ({"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer", "maximum": 5}, [4, 5, 6, 4.0, -3]),
+    "multiples of draft 4": ({"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer", "multipleOf": 5}, [5, 6, 5.0, -10]),
+    "a text beside integers": ({"enum": ["é", "😀"], "type": "string"}, ["é", "😀", "e"]),
+    "items of a tuple, open": ({"$schema": "http://json-schema.org/draft-07/schema#", "type": "array", "items": [{"type": "integer"}]}, [[1, "a"], ["a"], []]),
+    "not an object": ({"not": {"enum": [{"b": 2}, [1], "a", None]}}, [{"b": 2}, {"b": 3}, {}, {"b": 2, "c": 1}, [1], [2], "a", "b"]),
+    "not additionalProperties": (
+        {"type": "object", "properties": {"a": {}}, "not": {"properties": {"a": {}, "b": {}}, "additionalProperties": False}},
+        [{}, {"a": 1}, {"b": 1}, {"c": 1}, {"a": 1, "c": 1}, {"c": 1, "b": 1}],
+    ),
+    "not propertyNames": (
+        {"type": "object", "properties": {"ab": {}, "abcd": {}}, "not": {"propertyNames": {"maxLength": 3}}},
+        [{}, {"ab": 1}, {"abcd": 1}, {"ab": 1, "xyzw": 1}, {"x": 1}, {"x": 1, "wxyz": 2, "y": 3}],
+    ),
+    "not propertyNames, all declared": (
+        {"properties": {"a": {}, "bb": {}, "cc": {}}, "additionalProperties": False, "not": {"propertyNames": {"pattern": "^.$"}}},
+        [{}, {"a": 1}, {"bb": 1}, {"a": 1, "cc": 1}, {"bb": 1, "cc": 1}],
+    ),
+    "not two kinds of names": (
+        {"type": "object", "not": {"anyOf": [{"propertyNames": {"pattern": "^a"}}, {"propertyNames": {"pattern": "z$"}}]}},
+        [{}, {"a": 1}, {"z": 1}, {"a": 1, "z": 1}, {"b": 1}, {"az": 1, "b": 2}],
+    ),
+    "unevaluatedProperties of several": (
+        {"type": "object", "anyOf": [{"properties": {"a": {}}, "required": ["a"]}, {"properties": {"b": {}}, "required": ["b"]}], "unevaluatedProperties": False},
+        [{"a": 1}, {"b": 1}, {"a": 1, "b": 1}, {"c": 1}, {"a": 1, "c": 1}],
+    ),
+    "uniqueItems of a range": ({"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 40}, "uniqueItems": True}, [[1, 2], [1, 1], [1, 1.0], [40, 3, 1]]),
     "uniqueItems": ({"type": "array", "items": {"enum": ["a", "b", 1]}, "uniqueItems": True}, [[], ["a", "b"], ["a", "a"], [1, "b"]]),
     "required alone": ({"type": "object", "required": ["q"]}, [{}, {"q": 1}, {"a": 1, "q": 2}]),
     "properties": (

@@ -30,6 +30,18 @@ SCHEMAS = {
     "between": {**_OPEN, "minProperties": 1, "maxProperties": 3},
     "one or the other": {**_CLOSED, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
     "if": {**_CLOSED, "if": {"required": ["a"]}, "then": {"required": ["b"]}},
+    "a key that is not named": {**_OPEN, "required": ["a"], "not": {"propertyNames": {"enum": ["a", "b", "c", "y"]}}},
+    "a key that is not named, of few": {
+        **_OPEN,
+        "required": ["a"],
+        "maxProperties": 3,
+        "not": {"propertyNames": {"enum": ["a", "b", "c", "y"]}},
+    },
+    "a key that is not named, alone": {**_OPEN, "maxProperties": 1, "not": {"propertyNames": {"pattern": "^[ab]"}}},
+    "two keys that are not named": {
+        **_OPEN,
+        "allOf": [{"not": {"propertyNames": {"pattern": pattern}}} for pattern in ("^[abc]$|^x", "^[abc]$|^y")],
+    },
     "a constant": {"enum": [{"a": 1, "b": "s"}, {"y": True, "x1": 3, "c": None}]},
 }
 
@@ -74,7 +86,8 @@ def test_a_declared_key_stands_once(text):
 
 
 def test_auto_passes_over_a_backend_that_would_drop_required_keys():
-    schema = {**_CLOSED, "required": ["b"]}
+    texts = {"a": {"type": "string"}, "b": {"type": "string"}}
+    schema = {"type": "object", "properties": texts, "required": ["b"], "additionalProperties": False}
     assert Texts(schema, backend="auto", property_order="declared").compiled.backend == "xgrammar"
     assert Texts(schema, backend="auto", property_order="any").compiled.backend == "llguidance"
 

@@ -7,6 +7,7 @@ Kept here: merging is intersection, type by type; a key or item that nothing all
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from gd_plugin.errors import GuideTooLargeError, UnsupportedGuideError
 from gd_plugin.guides.schema.languages import EMPTY, Language, Words, alt, both, is_empty, matches, negate, words
@@ -44,12 +45,14 @@ from gd_plugin.guides.schema.terms import (
     Unique,
 )
 
-__all__ = ["Branch", "GraphView", "least", "refusal"]
+__all__ = ["MAX_UNIQUE", "MAX_WANTED", "Branch", "GraphView", "least", "refusal"]
 
 _MAX_KEY_CLASSES = 24
 _MAX_PREFIX = 300
 # bits of the parameter that says which items were written
-_MAX_UNIQUE = 63
+MAX_UNIQUE = 63
+# complements in one object that ask for a key that is not named
+MAX_WANTED = 4
 
 
 @dataclass
@@ -75,6 +78,29 @@ def refusal(pointer: str, keyword: str, message: str) -> UnsupportedGuideError:
         keyword=keyword,
         hint="remove it, or pass strict=False to have it dropped and listed",
     )
+
+
+_Field = tuple[str, int, bool]
+
+
+class _Wanting(NamedTuple):
+    """Members of an object, and the marks that its extra keys must have among them."""
+
+    fields: list[_Field]
+    extras: list[Extra]
+    wanted: int
+
+
+def _split(extras: list[Extra], language: Language, mark: int) -> list[Extra]:
+    """The same extra keys; those of `language` stand alone and have the mark."""
+    found = []
+    for extra in extras:
+        inside, outside = both(extra.keys, language), both(extra.keys, negate(language))
+        if is_empty(inside) is not True:
+            found.append(Extra(inside, extra.node, extra.marks | mark))
+        if is_empty(outside) is not True:
+            found.append(Extra(outside, extra.node, extra.marks))
+    return found
 
 
 @dataclass
@@ -260,11 +286,11 @@ class Branch:
         if self.unique is None or (high is not None and high <= 1):
             return None
         values = None if prefix else graph.finite_values(rest)
-        if values is None or len(values) > _MAX_UNIQUE:
+        if values is None or len(values) > MAX_UNIQUE:
             raise refusal(
                 self.unique.pointer,
                 "uniqueItems",
-                f"is enforced only where an item is one of at most {_MAX_UNIQUE} known values",
+                f"is enforced only where an item is one of at most {MAX_UNIQUE} known values",
             )
         return tuple(graph.node(value) for value in values)
 
@@ -291,23 +317,33 @@ class Branch:
                 count.pointer, "minProperties", "cannot be counted over free keys, which may be written twice"
             )
         pointer = next((entry.pointer for entry in self.members if entry.declares and entry.named), "#")
-        for kept in self._with_keys_outside(fields, extras):
-            yield ObjectShape(tuple(kept), tuple(extras), low, count.high, pointer)
+        for kept, marked, wanted in self._with_keys_outside(graph, fields, extras):
+            if wanted and count.high is not None:
+                if any((extra.marks & wanted).bit_count() > 1 for extra in marked):
+                    term = self.keys_outside[0]
+                    raise refusal(term.pointer, term.keyword, "asks for keys that are not named, beside maxProperties")
+                if sum(must for _, _, must in kept) + wanted.bit_count() > count.high:
+                    continue
+            yield ObjectShape(tuple(kept), tuple(marked), low, count.high, wanted, pointer)
 
-    def _with_keys_outside(
-        self, fields: list[tuple[str, int, bool]], extras: list[Extra]
-    ) -> Iterator[list[tuple[str, int, bool]]]:
-        """The fields, in every way in which the languages of `keys_outside` have a key."""
-        options = [fields]
-        for term in self.keys_outside:
-            if any(is_empty(both(extra.keys, term.language)) is not True for extra in extras):
-                raise refusal(term.pointer, term.keyword, "asks for a key that is not named, which has no normal form")
-            options = [
-                [(key, node, must or key == wanted) for key, node, must in kept]
-                for kept in options
-                for wanted in (key for key, _, _ in kept if matches(term.language, key))
-            ]
-        yield from options
+    def _with_keys_outside(self, graph: GraphView, fields: list[_Field], extras: list[Extra]) -> list[_Wanting]:
+        """The members, in every way in which the languages of `keys_outside` have a key: a declared one, or another."""
+        if len(self.keys_outside) > MAX_WANTED:
+            term = self.keys_outside[0]
+            raise refusal(term.pointer, term.keyword, f"over {MAX_WANTED} complements ask for keys that are not named")
+        options = [_Wanting(fields, extras, 0)]
+        for bit, term in enumerate(self.keys_outside):
+            language = term.language or graph.key_language(term.conjunction)
+            found = []
+            for option in options:
+                for wanted in (key for key, _, _ in option.fields if matches(language, key)):
+                    kept = [(key, node, must or key == wanted) for key, node, must in option.fields]
+                    found.append(option._replace(fields=kept))
+                split = _split(option.extras, language, 1 << bit)
+                if any(extra.marks >> bit & 1 for extra in split):
+                    found.append(option._replace(extras=split, wanted=option.wanted | 1 << bit))
+            options = found
+        return options
 
     def _value(self, key: str, maps: list[dict[str, Conjunction]]) -> Conjunction:
         """What holds for the value of a declared key."""
@@ -422,6 +458,8 @@ def _intersect(a: Numbers, b: Numbers) -> Numbers:
         a = a.among(b.values)
     if b.excluded:
         a = a.without(b.excluded)
+    if b.digits_only:
+        a = replace(a, digits_only=True)
     if b.not_multiples:
         a = replace(a, not_multiples=(*a.not_multiples, *b.not_multiples))
     return a

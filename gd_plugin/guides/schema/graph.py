@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from gd_plugin.errors import GuideTooLargeError, UnsatisfiableGuideError, UnsupportedGuideError
 from gd_plugin.guides.report import Problem
-from gd_plugin.guides.schema.branches import Branch, GraphView, least
+from gd_plugin.guides.schema.branches import MAX_UNIQUE, MAX_WANTED, Branch, GraphView, least
 from gd_plugin.guides.schema.document import Document
 from gd_plugin.guides.schema.languages import EMPTY, Language, Words, alt
 from gd_plugin.guides.schema.numbers import Numbers
@@ -18,7 +18,6 @@ from gd_plugin.guides.schema.reading import Reader
 from gd_plugin.guides.schema.shapes import (
     ArrayShape,
     Contains,
-    Extra,
     Literal,
     Normal,
     NumberShape,
@@ -176,9 +175,9 @@ class _Graph:
             elif isinstance(shape, TextShape) and isinstance(shape.language, Words):
                 for word in sorted(shape.language.members):
                     found[(Types(frozenset({"string"})), Text(Words(frozenset({word}))))] = None
-            elif isinstance(shape, NumberShape) and shape.numbers.values is not None:
-                for value in sorted(shape.numbers.values):
-                    numbers = Numbers(values=frozenset({value}))
+            elif isinstance(shape, NumberShape) and (values := shape.numbers.few(MAX_UNIQUE)) is not None:
+                for value in values:
+                    numbers = Numbers(values=frozenset({value}), digits_only=shape.numbers.digits_only)
                     found[(Types(frozenset({"number"})), Num(numbers))] = None
             else:
                 return None
@@ -297,8 +296,12 @@ def _trim(shape: Shape, alive: set[int]) -> Shape | None:
         if any(must and node not in alive for _, node, must in shape.declared):
             return None
         declared = tuple(item for item in shape.declared if item[1] in alive)
-        extras = tuple(Extra(extra.keys, extra.node) for extra in shape.extras if extra.node in alive)
+        extras = tuple(extra for extra in shape.extras if extra.node in alive)
         if shape.low > len(declared) and not extras:
+            return None
+        if any(
+            shape.wanted >> bit & 1 and not any(extra.marks >> bit & 1 for extra in extras) for bit in range(MAX_WANTED)
+        ):
             return None
         return replace(shape, declared=declared, extras=extras)
     if isinstance(shape, ArrayShape):
@@ -382,7 +385,7 @@ def _renumber(nodes: dict[int, tuple[Shape, ...]], root: int) -> tuple[tuple[Sha
 def _renamed(shape: Shape, order: dict[int, int]) -> Shape:
     if isinstance(shape, ObjectShape):
         declared = tuple((key, order[node], must) for key, node, must in shape.declared)
-        extras = tuple(Extra(extra.keys, order[extra.node]) for extra in shape.extras)
+        extras = tuple(replace(extra, node=order[extra.node]) for extra in shape.extras)
         return replace(shape, declared=declared, extras=extras)
     if isinstance(shape, ArrayShape):
         contains = shape.contains

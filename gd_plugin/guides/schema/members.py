@@ -45,12 +45,14 @@ class _Bounds:
     """On the members that need not be there; the others are there in the end in any case.
 
     Attributes:
-        low, high: how many of them there are.
-        first: the first bit of the parameter that counts them.
+        low, high: how many of them there are, beside those that are wanted.
+        wanted: marks that extra keys must have among them; the first of each is not counted.
+        first: the first bit of the parameter that holds their marks; the count stands behind them.
     """
 
     low: int
     high: int | None
+    wanted: int
     first: int = 0
 
     @property
@@ -59,13 +61,19 @@ class _Bounds:
         return max(self.low, 0 if self.high is None else self.high + 1)
 
     @property
+    def num_bits(self) -> int:
+        """Bits of the parameter that are used."""
+        return self.top.bit_length() + self.wanted.bit_length()
+
+    @property
     def bits(self) -> str:
-        return f"[{self.first}:{self.first + self.top.bit_length()}]"
+        start = self.first + self.wanted.bit_length()
+        return f"[{start}:{start + self.top.bit_length()}]"
 
     @property
     def one(self) -> int:
         """The parameter of a count of 1."""
-        return 1 << self.first if self.top else 0
+        return 1 << (self.first + self.wanted.bit_length()) if self.top else 0
 
     @property
     def more(self) -> str:
@@ -81,17 +89,44 @@ class _Bounds:
         """The condition that so many were counted."""
         return f"ge({self.bits}, {count})" if count > 0 else ""
 
+    @property
+    def met(self) -> list[str]:
+        """The conditions under which the object may end."""
+        marks = [f"bit_set({self.first + bit})" for bit in range(self.wanted.bit_length()) if self.wanted >> bit & 1]
+        return [*marks, self.at_least(self.low)]
+
+    def after_extra(self, marks: int) -> int | None:
+        """The parameter behind an extra key that is the first member; None where it cannot be."""
+        if marks:
+            return marks << self.first
+        return self.one if self.high != 0 else None
+
+    def extra(self, member: str, marks: int, rule: str) -> list[str]:
+        """An extra key as a later member, `rule` behind it."""
+        counted = f"COMMA {member} {rule}::{self.more}"
+        if not marks:
+            return [when(counted, self.room)]
+        found = marks << self.first
+        marked = f"COMMA {member} {rule}::bit_or({found})"
+        if self.high is None:
+            return [marked]
+        # one bit, see `Branch`
+        bit = found.bit_length() - 1
+        return [when(marked, f"bit_clear({bit})"), when(counted, f"bit_set({bit})", self.room)]
+
 
 def _bounds(shape: ObjectShape, first: int = 0) -> _Bounds:
     required = sum(must for _, _, must in shape.declared)
     passable = shape.high is not None and (shape.extras or shape.high < len(shape.declared))
-    high = shape.high - required if shape.high is not None and passable else None
-    return _Bounds(max(shape.low - required, 0), high, first)
+    high = shape.high - required - shape.wanted.bit_count() if shape.high is not None and passable else None
+    # a key that is wanted is one more than those required, and no more than one is asked for beside extra keys
+    low = 0 if shape.wanted else max(shape.low - required, 0)
+    return _Bounds(low, high, shape.wanted, first)
 
 
 def is_orderable(shape: ObjectShape) -> bool:
     """Whether the members of an object can be written in any order: its keys, and their count, fit into a parameter."""
-    return len(shape.declared) + _bounds(shape).top.bit_length() <= MAX_UNORDERED
+    return len(shape.declared) + _bounds(shape).num_bits <= MAX_UNORDERED
 
 
 def when(option: str, *conditions: str) -> str:
@@ -111,13 +146,15 @@ def members(writer: RuleWriter, shape: ObjectShape, order: PropertyOrder) -> str
     Raises:
         GuideTooLargeError: the members of an object with too many declared keys are counted.
     """
-    extras = [f"{writer.key(extra.keys)} n{extra.node}" for extra in shape.extras]
-    extra = writer.new_rule(extras) if len(extras) > 1 else extras[0] if extras else ""
+    extras: dict[int, list[str]] = {}
+    for extra in shape.extras:
+        extras.setdefault(extra.marks & shape.wanted, []).append(f"{writer.key(extra.keys)} n{extra.node}")
+    free = [(writer.new_rule(texts) if len(texts) > 1 else texts[0], marks) for marks, texts in extras.items()]
     fields = [f"{writer.key(key)} n{node}" for key, node, _ in shape.declared]
     if order == "any" and len(fields) > 1 and is_orderable(shape):
-        return _unordered(writer, shape, fields, extra)
-    if _bounds(shape).top == 0:
-        return _chain(writer, shape, fields, extra)
+        return _unordered(writer, shape, fields, free)
+    if _bounds(shape).num_bits == 0:
+        return _chain(writer, shape, fields, free[0][0] if free else "")
     if len(fields) > _MAX_COUNTED:
         raise GuideTooLargeError(
             f"{shape.pointer}: members of an object with over {_MAX_COUNTED} declared keys cannot be counted",
@@ -125,10 +162,14 @@ def members(writer: RuleWriter, shape: ObjectShape, order: PropertyOrder) -> str
             limit="max_guide_bytes",
             hint="leave minProperties and maxProperties out, or declare fewer keys",
         )
-    return _counted_chain(writer, shape, fields, extra)
+    return _counted_chain(writer, shape, fields, free)
 
 
-def _unordered(writer: RuleWriter, shape: ObjectShape, fields: Sequence[str], extra: str) -> str:
+# extra members, and which marks they have
+_Free = list[tuple[str, int]]
+
+
+def _unordered(writer: RuleWriter, shape: ObjectShape, fields: Sequence[str], free: _Free) -> str:
     """Each declared key once, in any order: bit k of the parameter is set behind the key of place k."""
     # required keys first: that all of them were written is then one range of bits
     places = sorted(range(len(fields)), key=lambda place: not shape.declared[place][2])
@@ -136,7 +177,7 @@ def _unordered(writer: RuleWriter, shape: ObjectShape, fields: Sequence[str], ex
     bounds = _bounds(shape, first=len(fields))
     behind = writer.fresh()
     # without bounds, extra keys need no step of their own: steps nest, and the engine's work grows with their depth
-    others = f" {writer.new_rule([f'(COMMA {extra})*'])}" if extra and not bounds.top else ""
+    others = f" {writer.new_rule([f'(COMMA {free[0][0]})*'])}" if free and not bounds.num_bits else ""
     first, later = [], []
     for bit, place in enumerate(places):
         member, must = fields[place] + others, bit < num_required
@@ -147,13 +188,14 @@ def _unordered(writer: RuleWriter, shape: ObjectShape, fields: Sequence[str], ex
             # a parameter changes in one way at a time
             following = _Target.rule(writer, [following]).at(bounds.more)
         later.append(when(f"COMMA {following}", f"bit_clear({bit})", "" if must else bounds.room))
-    if extra and bounds.high != 0:
-        first.append(f"{extra}{others} {behind}::{bounds.one}")
-        if bounds.top:
-            later.append(when(f"COMMA {extra} {behind}::{bounds.more}", bounds.room))
+    for extra, marks in free:
+        if (value := bounds.after_extra(marks)) is not None:
+            first.append(f"{extra}{others} {behind}::{value}")
+        if bounds.num_bits:
+            later.extend(bounds.extra(extra, marks, behind))
     complete = f"is_ones([0:{num_required}])" if num_required else ""
-    later.append(when("CLOSE_OBJECT", complete, bounds.at_least(bounds.low)))
-    if num_required == 0 and bounds.low == 0:
+    later.append(when("CLOSE_OBJECT", complete, *bounds.met))
+    if num_required == 0 and not any(bounds.met):
         first.append('"}"')
     writer.rule(behind, later, parametric=True)
     return writer.new_rule(first)
@@ -202,15 +244,15 @@ def _chain(writer: RuleWriter, shape: ObjectShape, fields: Sequence[str], extra:
     return writer.new_rule(options)
 
 
-def _counted_chain(writer: RuleWriter, shape: ObjectShape, fields: Sequence[str], extra: str) -> str:
-    """Declared keys in order, and the parameter counts members that need not be there.
+def _counted_chain(writer: RuleWriter, shape: ObjectShape, fields: Sequence[str], free: _Free) -> str:
+    """Declared keys in order, and the parameter counts members that need not be there, or holds their marks.
 
     Per place three rules: nothing was written yet; a declared key or the end is next; or an extra key before that.
     """
     bounds = _bounds(shape)
-    start = '"}"' if bounds.low == 0 else ""
-    declared = _Target.rule(writer, [when("CLOSE_OBJECT", bounds.at_least(bounds.low))])
-    open_to_extras = _with_extras(writer, declared, extra, bounds)
+    start = "" if any(bounds.met) else '"}"'
+    declared = _Target.rule(writer, [when("CLOSE_OBJECT", *bounds.met)])
+    open_to_extras = _with_extras(writer, declared, free, bounds)
     still_optional = 0
     for member, (_, _, must) in reversed(list(zip(fields, shape.declared, strict=True))):
         step = open_to_extras.at("_" if must else bounds.more)
@@ -218,17 +260,18 @@ def _counted_chain(writer: RuleWriter, shape: ObjectShape, fields: Sequence[str]
         first = [f"{member} {open_to_extras.at(0 if must else bounds.one)}"] if must or bounds.high != 0 else []
         if not must:
             # extra keys can always make up for one that is left out
-            needed = 0 if extra else bounds.low - still_optional
+            needed = 0 if free else bounds.low - still_optional
             later.append(when(declared.at("_"), bounds.at_least(needed)))
             if start and needed <= 0:
                 first.append(start)
             still_optional += 1
         declared = _Target.rule(writer, later)
-        open_to_extras = _with_extras(writer, declared, extra, bounds)
+        open_to_extras = _with_extras(writer, declared, free, bounds)
         start = writer.new_rule(first) if first else ""
     options = [start] if start else []
-    if extra and bounds.high != 0:
-        options.append(f"{extra} {open_to_extras.at(bounds.one)}")
+    for extra, marks in free:
+        if (value := bounds.after_extra(marks)) is not None:
+            options.append(f"{extra} {open_to_extras.at(value)}")
     return writer.new_rule(options)
 
 
@@ -252,9 +295,9 @@ class _Target:
         return f"{self.name}::{parameter}" if self.parametric else self.name
 
 
-def _with_extras(writer: RuleWriter, declared: _Target, extra: str, bounds: _Bounds) -> _Target:
-    if not extra:
+def _with_extras(writer: RuleWriter, declared: _Target, free: _Free, bounds: _Bounds) -> _Target:
+    if not free:
         return declared
     name = writer.fresh()
-    more = when(f"COMMA {extra} {name}::{bounds.more}", bounds.room)
-    return _Target(writer.rule(name, [declared.at("_"), more], parametric=True), True)
+    more = [option for extra, marks in free for option in bounds.extra(extra, marks, name)]
+    return _Target(writer.rule(name, [declared.at("_"), *more], parametric=True), True)

@@ -9,6 +9,7 @@ significant where there is a point or an exponent, for the same reason.
 """
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -41,6 +42,7 @@ _ZERO_FRACTION = cat(text("."), repeat(text("0"), 1, None))
 _NO_FRACTION = alt(EPSILON, _ZERO_FRACTION)
 _ANY_SIGN = alt(EPSILON, words("+-"))
 _INTEGER = alt(text("0"), cat(_NONZERO, _DIGITS))
+_WHOLE = cat(_SIGN, _INTEGER)
 _MAX_EXPONENT = 99
 _SAFE_DIGITS = 15
 # integers up to it have a binary float of their own
@@ -74,6 +76,7 @@ class Numbers:
         values: the members are among these, if not None.
         excluded: numbers left out.
         not_multiples: no member is a multiple of any of these.
+        digits_only: members are spelled without a point and an exponent.
     """
 
     integer: bool | None = None
@@ -85,6 +88,7 @@ class Numbers:
     values: frozenset[Fraction] | None = None
     excluded: frozenset[Fraction] = frozenset()
     not_multiples: tuple[Fraction, ...] = ()
+    digits_only: bool = False
 
     def at_least(self, bound: Fraction, is_open: bool) -> "Numbers":
         """The members from `bound` on."""
@@ -137,12 +141,12 @@ class Numbers:
     def settled(self) -> "Numbers":
         """The same set, listed where it is small."""
         if self.values is not None:
-            return Numbers(values=frozenset(value for value in self.values if self.contains(value)))
+            return self._listing(value for value in self.values if self.contains(value))
         if self.low is not None and self.high is not None:
             if self.low > self.high or (self.low == self.high and (self.low_open or self.high_open)):
-                return Numbers(values=frozenset())
+                return self._listing(())
             if self.low == self.high:
-                return Numbers(values=frozenset({self.low} if self.contains(self.low) else ()))
+                return self._listing({self.low} if self.contains(self.low) else ())
             step = self.multiple
             if self.integer:
                 step = Fraction(1) if step is None else Numbers(multiple=step).multiples_of(Fraction(1)).multiple
@@ -151,8 +155,21 @@ class Numbers:
                 last = self.high // step
                 if last - first < (_MAX_VALUES if step != 1 else 3 if not self.excluded else 100):
                     found = [step * count for count in range(int(first), int(last) + 1)]
-                    return Numbers(values=frozenset(value for value in found if self.contains(value)))
+                    return self._listing(value for value in found if self.contains(value))
         return self
+
+    def _listing(self, values: Iterable[Fraction]) -> "Numbers":
+        return Numbers(values=frozenset(values), digits_only=self.digits_only)
+
+    def few(self, most: int) -> list[Fraction] | None:
+        """The members, if they are integers or multiples and at most `most`; in order."""
+        numbers = self.settled()
+        if numbers.values is None and numbers.integer and numbers.low is not None and numbers.high is not None:
+            first, last = ceil(numbers.low), floor(numbers.high)
+            if last - first < 2 * most:
+                found = (Fraction(value) for value in range(first, last + 1))
+                numbers = self._listing(value for value in found if self.contains(value))
+        return None if numbers.values is None or len(numbers.values) > most else sorted(numbers.values)
 
     def is_empty(self) -> bool:
         """Whether there is provably no member."""
@@ -165,12 +182,25 @@ class Numbers:
             TooComplexError: no language of reasonable size says it.
         """
         numbers = self.settled()
-        if numbers.values is not None:
-            return _listed(sorted(numbers.values))
-        return _language(numbers)
+        if numbers.digits_only and numbers.values is None and not numbers.multiple and not numbers.not_multiples:
+            return _digits_only(numbers)
+        found = _language(numbers) if numbers.values is None else _listed(sorted(numbers.values))
+        return both(found, _WHOLE) if numbers.digits_only else found
 
 
 ANY_NUMBER = Numbers()
+
+
+def _digits_only(numbers: Numbers) -> Language:
+    """The integers inside the bounds, in digits."""
+    low, high = _integer_bounds(numbers)
+    parts = []
+    if high is None or high >= 0:
+        parts.append(_whole_between(max(low or 0, 0), high))
+    if low is None or low <= 0:
+        parts.append(cat(text("-"), _whole_between(max(-(high or 0), 0), None if low is None else -low)))
+    outside = [str(value) for value in numbers.excluded] + ["-0"] * (0 in numbers.excluded)
+    return both(alt(*parts), negate(words(outside)))
 
 
 @lru_cache(maxsize=512)
@@ -214,10 +244,7 @@ def _spelled_integers() -> Language:
 
 def _integer_range(numbers: Numbers) -> Language:
     """Spellings of the integers inside the bounds."""
-    low = None if numbers.low is None else floor(numbers.low) + 1 if numbers.low_open else ceil(numbers.low)
-    high = None if numbers.high is None else ceil(numbers.high) - 1 if numbers.high_open else floor(numbers.high)
-    if any(bound is not None and abs(bound) >= 10**_MAX_BOUND_DIGITS for bound in (low, high)):
-        raise TooComplexError(f"a bound with over {_MAX_BOUND_DIGITS} digits")
+    low, high = _integer_bounds(numbers)
     parts = []
     if high is None or high >= 0:
         parts.append(_integer_magnitudes(max(low or 0, 0), high))
@@ -225,6 +252,14 @@ def _integer_range(numbers: Numbers) -> Language:
         top = None if low is None else -low
         parts.append(cat(text("-"), _integer_magnitudes(max(-(high or 0), 0), top)))
     return alt(*parts)
+
+
+def _integer_bounds(numbers: Numbers) -> tuple[int | None, int | None]:
+    low = None if numbers.low is None else floor(numbers.low) + 1 if numbers.low_open else ceil(numbers.low)
+    high = None if numbers.high is None else ceil(numbers.high) - 1 if numbers.high_open else floor(numbers.high)
+    if any(bound is not None and abs(bound) >= 10**_MAX_BOUND_DIGITS for bound in (low, high)):
+        raise TooComplexError(f"a bound with over {_MAX_BOUND_DIGITS} digits")
+    return low, high
 
 
 def _integer_magnitudes(low: int, high: int | None) -> Language:

@@ -7,7 +7,9 @@ Source: JSON Schema core and validation, drafts 4, 6, 7, 2019-09, 2020-12.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
+from itertools import combinations
 from typing import Any
 
 from gd_plugin.errors import InvalidGuideError
@@ -55,6 +57,8 @@ _UNTIL = {"dependencies": 7, "$recursiveRef": 2019}
 # a count that no output of a model reaches says nothing
 _UNREACHABLE = 1 << 24
 _LONGEST = 1 << 20
+# parts of an anyOf that are also tried together
+_MAX_JOINED = 5
 
 
 def known_keywords() -> tuple[str, ...]:
@@ -330,7 +334,7 @@ def _names(place: Subschema, keyword: str, value: Any) -> tuple[str, ...]:
 _Scopes = tuple[int, ...]
 
 
-def _type_terms(names: set[str], negative: bool) -> Conjunction:
+def _type_terms(names: set[str], negative: bool, draft: int) -> Conjunction:
     """Types by name; "integer" is a kind of number."""
     plain = frozenset(names - {"integer"})
     if negative:
@@ -338,7 +342,8 @@ def _type_terms(names: set[str], negative: bool) -> Conjunction:
             return (Types(ALL_TYPES - plain), Num(ANY_NUMBER.of_kind(False)))
         return (Types(ALL_TYPES - plain),)
     if "integer" in names and "number" not in names:
-        return (Types(plain | {"number"}), Num(ANY_NUMBER.of_kind(True)))
+        # up to draft 4, 1.0 is no integer
+        return (Types(plain | {"number"}), Num(replace(ANY_NUMBER.of_kind(True), digits_only=draft == 4)))
     return (Types(plain),)
 
 
@@ -641,6 +646,20 @@ def _parts(reader: Reader, place: Subschema, keyword: str) -> list[Conjunction]:
     return [reader.child(place, item, keyword, index) for index, item in enumerate(parts)]
 
 
+def _read_any_of(reader: Reader, place: Subschema, scopes: _Scopes) -> Conjunction:
+    parts = [_scoped(part, scopes) for part in _parts(reader, place, "anyOf")]
+    if not scopes:
+        return (Choice(tuple(parts)),)
+    # each part that holds has evaluated something, so more than one may have to
+    most = len(parts) if len(parts) <= _MAX_JOINED else 1
+    options = [
+        tuple(term for part in chosen for term in part)
+        for count in range(1, most + 1)
+        for chosen in combinations(parts, count)
+    ]
+    return (Choice(tuple(options)),)
+
+
 def _read_one_of(reader: Reader, place: Subschema, scopes: _Scopes) -> Conjunction:
     parts = _parts(reader, place, "oneOf")
     if f"{place.pointer}/oneOf" in reader.dropped:
@@ -742,11 +761,12 @@ def _not_property_names(reader: Reader, place: Subschema) -> list[Conjunction]:
         return []
     if names == NEVER:
         return [(Types(frozenset({"object"})), MemberCount(1))]
-    return [reader._refusal("object", place, "propertyNames", "has no complement that can be written")]
+    outside = KeyOutside(None, f"{place.pointer}/propertyNames", "propertyNames", reader.invert(names))
+    return [(Types(frozenset({"object"})), outside)]
 
 
 _READERS: dict[str, Callable[[Reader, Subschema, _Scopes], Conjunction]] = {
-    "type": lambda reader, place, scopes: _type_terms(_type_names(place), False),
+    "type": lambda reader, place, scopes: _type_terms(_type_names(place), False, place.draft),
     "enum": lambda reader, place, scopes: value_terms(_values(place, "enum")),
     "const": lambda reader, place, scopes: value_terms(_values(place, "const")),
     "minimum": lambda reader, place, scopes: (Num(_bounds(place, "minimum")),),
@@ -791,9 +811,7 @@ _INPLACE: dict[str, Callable[[Reader, Subschema, _Scopes], Conjunction]] = {
     "allOf": lambda reader, place, scopes: tuple(
         term for part in _parts(reader, place, "allOf") for term in _scoped(part, scopes)
     ),
-    "anyOf": lambda reader, place, scopes: (
-        Choice(tuple(_scoped(part, scopes) for part in _parts(reader, place, "anyOf"))),
-    ),
+    "anyOf": _read_any_of,
     "oneOf": _read_one_of,
     "not": lambda reader, place, scopes: reader.invert(reader.child(place, place.value["not"], "not")),
     "if": _read_if,
@@ -802,7 +820,7 @@ _INPLACE: dict[str, Callable[[Reader, Subschema, _Scopes], Conjunction]] = {
     "dependencies": _read_dependencies_once("dependencies"),
 }
 _NEGATIONS: dict[str, Callable[[Reader, Subschema], list[Conjunction]]] = {
-    "type": lambda reader, place: [_type_terms(_type_names(place), True)],
+    "type": lambda reader, place: [_type_terms(_type_names(place), True, place.draft)],
     "enum": lambda reader, place: [other_value_terms(_values(place, "enum"), place.pointer, "enum")],
     "const": lambda reader, place: [other_value_terms(_values(place, "const"), place.pointer, "const")],
     "minimum": lambda reader, place: _not_bounds(place, "minimum"),

@@ -62,10 +62,15 @@ class ArrayShape:
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """Keys of a language that are not declared, and the node of their values."""
+    """Keys of a language that are not declared, and the node of their values.
+
+    Attributes:
+        marks: bits of what is asked for and this key is.
+    """
 
     keys: Language
     node: int
+    marks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ class ObjectShape:
         declared: key, node of its value, whether it must be there.
         extras: languages of other keys; they do not overlap each other or the declared keys.
         low, high: members in all.
+        wanted: bits that must be among the marks of the extra keys that are there.
         pointer: where the schema declares its keys, or the first of several such places.
     """
 
@@ -83,6 +89,7 @@ class ObjectShape:
     extras: tuple[Extra, ...]
     low: int
     high: int | None
+    wanted: int = 0
     pointer: str = field(default="#", compare=False)
 
 

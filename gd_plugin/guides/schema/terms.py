@@ -155,11 +155,12 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class KeyOutside:
-    """An object has a key of the language."""
+    """An object has a key of the language, or one for which `conjunction` holds."""
 
-    language: Language
+    language: Language | None
     pointer: str
     keyword: str
+    conjunction: "Conjunction" = ()
 
 
 @dataclass(frozen=True, slots=True)
