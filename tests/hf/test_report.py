@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 from transformers import LogitsProcessor
@@ -70,6 +71,7 @@ def check_rows(
     sequences = getattr(output, "sequences", output).tolist()
     report = processor.report(output)
     record: dict[str, Any] = json.loads(report.to_json())
+    jsonschema.validate(record, gd.Report.json_schema())
     assert (record["schema"], record["version"], record["final"]) == ("gd_plugin.report", 1, True)
     assert len(record["rows"]) == len(sequences)
     prompt_len = len(sequences[0]) - max(len(row["steps"]) for row in record["rows"])
