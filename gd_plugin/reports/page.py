@@ -97,7 +97,7 @@ def _row(row: RowReport) -> str:
         '<p class="legend"><span class="t" style="--m:0">nothing removed</span> '
         '<span class="t" style="--m:50%">half</span> <span class="t" style="--m:100%">everything removed</span> '
         '<span class="t over" style="--m:50%">model overruled</span> '
-        '<span class="t unscored">not scored</span> hover or focus a token for what was banned</p>'
+        '<span class="t unscored">not scored</span> point at a token, or focus it, for what was banned</p>'
         f'<div class="output" tabindex="-1" aria-label="{name}, token by token">{"".join(map(_token, steps))}</div>'
         f'<figure>{steps_plot(steps, name)}<figcaption><span class="key bar"></span>removed mass '
         '<span class="key overruled"></span>the model overruled <span class="key before"></span>entropy before '

@@ -1,5 +1,6 @@
 """Files to point the command at, and ways to run it: in this process for speed, in one of its own where pipes matter."""
 
+import io
 import os
 import subprocess
 import sys
@@ -37,6 +38,30 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small random model over single bytes, and its tokenizer."""
+    from tests.hf.models import foreign_tokenizer, tiny_llama
+
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = foreign_tokenizer()
+    model = tiny_llama(len(tokenizer), seed=7, layers=1)
+    model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def standard_input(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    """Put bytes on this process's standard input."""
+
+    def put(data: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    return put
 
 
 @pytest.fixture

@@ -97,11 +97,13 @@ def test_standard_input(spawn: Callable[..., Any]) -> None:
     assert (process.returncode, out) == (0, b"standard input: matches\n")
 
 
-def test_bytes_that_are_no_text_on_standard_input(spawn: Callable[..., Any]) -> None:
-    process = spawn("check", "age.json", "-")
-    out, err = process.communicate(b"\xff\xfe", timeout=120)
-    assert (process.returncode, out) == (2, b"")
-    assert b"UTF-8" in err and b"Traceback" not in err
+def test_bytes_that_are_no_text_on_standard_input(
+    gd_plugin_command: Run, standard_input: Callable[[bytes], None]
+) -> None:
+    standard_input(b"\xff\xfe")
+    answer = gd_plugin_command("check", "age.json", "-")
+    assert (answer.code, answer.out) == (2, "")
+    assert "UTF-8" in answer.err
 
 
 def test_a_pipe_gets_no_colour_and_a_terminal_none_under_no_color(gd_plugin_command: Run, files: Path) -> None:

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -111,7 +110,6 @@ def test_keep_newline(gd_plugin_command: Run, files: Path) -> None:
     assert gd_plugin_command("check", "word.regex", "word.txt", "--keep-newline").code == 1
 
 
-def test_the_tokenizer_can_be_asked_too(gd_plugin_command: Run, smollm2_tokenizer: Any, files: Path) -> None:
-    smollm2_tokenizer.save_pretrained(files / "tokenizer")
-    answer = gd_plugin_command("check", "word.regex", "abc", "--tokenizer", "tokenizer")
+def test_the_tokenizer_can_be_asked_too(gd_plugin_command: Run, model_folder: str) -> None:
+    answer = gd_plugin_command("check", "word.regex", "abc", "--tokenizer", model_folder)
     assert answer.code == 0
