@@ -16,6 +16,10 @@ def main() -> None:
     if missing:
         sys.stderr.write(f"gd-plugin needs {' and '.join(missing)}: pip install 'gd_plugin[cli]'\n")
         sys.exit(2)
-    from gd_plugin.cli.app import run
+    try:
+        from gd_plugin.cli.app import run
 
-    sys.exit(run(sys.argv[1:]))
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # while it was still being imported
+        code = 130
+    sys.exit(code)

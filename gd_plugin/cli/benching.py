@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -94,7 +95,7 @@ def _measure(name: str, guide: Guide, vocabulary: Vocabulary, rounds: int, rows:
             # what only a first call pays for is not counted
             measured = Measured(name, measured.num_steps, note=measured.note)
         factory = GrammarMatcherFactory(vocabulary, backend=name)
-        measured.compile.append(_seconds(lambda factory=factory: factory.compile(guide)))
+        measured.compile.append(_seconds(partial(factory.compile, guide)))
         if raw is not None:
             measured.raw_compile.append(_seconds(raw.compile))
         bitmask = allocate_token_bitmask(rows, vocabulary.vocab_size)

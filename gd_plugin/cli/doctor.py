@@ -8,6 +8,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
@@ -111,7 +112,7 @@ def _engines() -> Iterable[Finding]:
         except PackageNotFoundError:
             yield Finding("engine", backend, "missing", "its package is not installed", install)
             continue
-        yield _tried("engine", backend, found, lambda backend=backend: _try_engine(backend), install)
+        yield _tried("engine", backend, found, partial(_try_engine, backend), install)
 
 
 def _kernels() -> Iterable[Finding]:
@@ -119,11 +120,11 @@ def _kernels() -> Iterable[Finding]:
         import torch
     except ImportError:
         return
-    yield _tried("kernel", "cpu", "masks equal the definition", lambda: _try_kernel("cpu"))
+    yield _tried("kernel", "cpu", "masks equal the definition", partial(_try_kernel, "cpu"))
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             name = f"cuda:{index}"
-            yield _tried("kernel", name, "Triton, masks equal the definition", lambda name=name: _try_kernel(name))
+            yield _tried("kernel", name, "Triton, masks equal the definition", partial(_try_kernel, name))
     else:
         yield Finding("kernel", "triton", "none", "no GPU to run it on; the CPU kernel serves")
 

@@ -88,7 +88,9 @@ def generate_document(options: GenerateOptions, *, as_json: bool) -> int:
         record = {"status": result.status, "text": result.text, "num_tokens": result.num_tokens, "seconds": seconds}
         print_json({**record, "intervened": result.intervened, "error": result.error and str(result.error)})
     else:
-        sys.stdout.write((result.text or "") + "\n")
+        document = result.text or ""
+        # a terminal would obey control characters; a file or a pipe gets the document as it is
+        sys.stdout.write((printable(document, keep="\n\t") if sys.stdout.isatty() else document) + "\n")
         sys.stdout.flush()
     if not options.quiet:
         closed = ", closed by the budget" if result.intervened else ""

@@ -24,6 +24,10 @@ __all__ = ["MAX_TEXT_BYTES", "NamedText", "UserError", "load_model", "load_token
 # a text is checked byte by byte, which takes some microseconds each
 MAX_TEXT_BYTES: Final = 16 << 20
 _GUIDE_KEYS: Final = frozenset(kind.value for kind in GuideType)
+# what tells a schema that happens to have a key of one of those names
+_SCHEMA_KEYS: Final = frozenset(
+    {"$schema", "$ref", "$defs", "type", "properties", "anyOf", "oneOf", "allOf", "enum", "const"}
+)
 _GUIDE_SUFFIXES: Final = ".json, .regex, .ebnf, .gbnf or .lark"
 _IMPORTABLE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 # names of the small model that a package ships
@@ -171,7 +175,7 @@ def _json_guide(text: str) -> Guide:
     except (ValueError, RecursionError):
         # the reader of schemas says what is wrong, and where
         return Guide.json_schema(text)
-    if isinstance(value, dict) and _GUIDE_KEYS & value.keys() and "type" not in value:
+    if isinstance(value, dict) and _GUIDE_KEYS & value.keys() and not _SCHEMA_KEYS & value.keys():
         return Guide.from_json(text)
     return Guide.json_schema(text)
 

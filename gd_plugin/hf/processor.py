@@ -298,8 +298,11 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         facts = []
         for row in range(len(sequences)):
             grammar = self.compiled[guide_of_row(row, len(sequences), self._num_guides)]
-            kind = None if grammar is None else grammar.guide.guide_type.value
-            facts.append(RowFacts(kind, grammar and grammar.backend, grammar and grammar.reason))
+            facts.append(
+                RowFacts(None, None, None)
+                if grammar is None
+                else RowFacts(grammar.guide.guide_type.value, grammar.backend, grammar.reason)
+            )
         statuses = [(result.status, result.text or "") for result in results]
         with called._lock:
             return session.recorder.report(sequences, session.prompt_len, facts, statuses, output is not None)

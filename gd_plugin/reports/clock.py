@@ -42,7 +42,7 @@ class StepClock:
             if part is not None:
                 self.lap(part)
             return
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
         if part is not None and self._last_event is not None:
             self._events.append((part, self._last_event, event))

@@ -30,8 +30,8 @@ _NUM_ALTERNATIVES: Final = 5
 # calls whose scores are kept for tokens yet to be seen (the longest draft), and bytes of them
 _MAX_PENDING: Final = 64
 _MAX_PENDING_BYTES: Final = 64 << 20
-# steps of all rows that one report holds: some hundred bytes each
-_MAX_STEPS: Final = 200_000
+# steps of all rows that one report holds: 2 to 3 KB each where every call has one row
+_MAX_STEPS: Final = 50_000
 # rows measured at a time: some float copies of [rows, V] are alive meanwhile
 _CHUNK: Final = 16
 
@@ -248,40 +248,30 @@ class Recorder:
     def _see(self, ids: Ids, places: Sequence[int] | None = None) -> None:
         """Find which tokens of the calls whose scores are kept have been chosen, now that these rows are known."""
         groups = np.array([self._groups[place] for place in (range(len(ids)) if places is None else places)])
-        for call in self._pending:
+        for call in reversed(self._pending):
             if call.ids is None or call.before is None or ids.shape[1] <= call.length:
                 continue
             pairs: dict[tuple[int, int], None] = {}
-            heads = ids[:, : call.length]
-            if len(heads) == len(call.ids) and bool((heads == call.ids).all()) and bool((groups == call.groups).all()):
-                found = np.arange(len(ids))[:, None]
-            else:
-                found = [
-                    np.flatnonzero((call.ids == head).all(axis=1) & (call.groups == group))
-                    for head, group in zip(heads, groups, strict=True)
-                ]
-            for row, matches in enumerate(found):
+            num_found = 0
+            for row, head in enumerate(ids[:, : call.length]):
+                matches = np.flatnonzero((call.ids == head).all(axis=1) & (call.groups == groups[row]))
+                num_found += bool(len(matches))
                 pairs.update(((int(place), int(ids[row, call.length])), None) for place in matches)
             width = call.before.shape[1]
             call.look_up([pair for pair in pairs if pair not in call.chosen and 0 <= pair[1] < width])
+            if places is None and num_found == len(ids) and ids.shape[1] == call.length + 1:
+                # each row is a token longer: what came before has been seen before
+                break
 
     def _drop_pending(self, limit: int) -> None:
-        """Let go of scores: of calls all of whose rows have gone on, and of the oldest past the limits."""
-        newest = self._pending[-1:]
-        kept = []
-        for call in self._pending[:-1]:
-            if len({row for row, _ in call.chosen}) < call.num_rows:
-                kept.append(call)
-            else:
-                call.drop_scores()
-        self._pending = [*kept, *newest]
+        """Let go of the oldest scores, past these bytes or the most calls; a draft may still come back to the others."""
         sizes = [0 if c.before is None else c.before.numel() * c.before.element_size() for c in self._pending]
         while len(self._pending) > 1 and (sum(sizes) > limit or len(self._pending) > _MAX_PENDING):
             self._pending.pop(0).drop_scores()
             sizes.pop(0)
 
     def _key(self, row: int, ids: Ids) -> _Key:
-        return self._groups[row], hashlib.blake2b(np.ascontiguousarray(ids), digest_size=16).digest()
+        return self._groups[row], hashlib.blake2b(ids.tobytes(), digest_size=16).digest()
 
     def _ends(self, ids: Ids, prompt_len: int) -> range:
         """The places of a row's generated tokens, up to its stop token."""

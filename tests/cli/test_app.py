@@ -6,7 +6,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gd_plugin.cli.app import run
 from tests.cli.conftest import Answer
 
 Run = Callable[..., Answer]
@@ -106,50 +106,48 @@ def test_bytes_that_are_no_text_on_standard_input(
     assert "UTF-8" in answer.err
 
 
-def test_a_pipe_gets_no_colour_and_a_terminal_none_under_no_color(gd_plugin_command: Run, files: Path) -> None:
+def test_a_pipe_gets_no_colour_and_a_terminal_none_under_no_color(
+    gd_plugin_command: Run, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer = gd_plugin_command("check", "age.json", "bad.txt")
     assert answer.code == 1 and "\x1b[" not in answer.out
 
-    def on_a_terminal(**environment: str) -> bytes:
-        main, other = pty.openpty()
-        command = [sys.executable, "-m", "gd_plugin.cli", "check", "age.json", "bad.txt"]
-        plain = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
-        variables = {**plain, "PYTHONSAFEPATH": "1", "TERM": "xterm-256color", **environment}
-        done = subprocess.run(command, cwd=files, env=variables, stdout=other, stderr=other, timeout=120)
-        os.close(other)
-        shown = b""
-        while True:
-            try:
-                part = os.read(main, 4096)
-            except OSError:
-                break
-            if not part:
-                break
-            shown += part
-        os.close(main)
-        assert done.returncode == 1
-        return shown
-
-    assert b"\x1b[" in on_a_terminal()
+    assert b"\x1b[" in on_a_terminal(monkeypatch)
+    monkeypatch.setenv("NO_COLOR", "1")
     # bold may stay; colours (3x, 9x) may not
-    assert b"\x1b[31m" not in on_a_terminal(NO_COLOR="1")
+    assert b"\x1b[31m" not in on_a_terminal(monkeypatch)
 
 
-def test_a_reader_that_goes_away(spawn: Callable[..., Any], files: Path) -> None:
-    (files / "bad.txt").write_text("x")
-    process = spawn("check", "age.json", *["bad.txt"] * 3000)
-    process.stdout.readline()
-    process.stdout.close()
-    err = process.stderr.read()
-    assert process.wait(timeout=120) == 141
-    assert b"Traceback" not in err and b"BrokenPipe" not in err
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Run a check whose standard output is a terminal, and return what that was sent."""
+    main, other = pty.openpty()
+    with open(other, "w") as terminal, monkeypatch.context() as patch:
+        patch.setenv("TERM", "xterm-256color")
+        patch.setattr(sys, "stdout", terminal)
+        assert run(["check", "age.json", "bad.txt"]) == 1
+        shown = os.read(main, 1 << 16)
+    os.close(main)
+    return shown
 
 
-def test_an_interrupt(spawn: Callable[..., Any]) -> None:
-    process = spawn("check", "age.json", "-")
-    time.sleep(2.0)  # it waits for standard input by then
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+def test_a_reader_that_goes_away(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", pipe)
+        assert run(["check", "age.json", "bad.txt"]) == 141
+    assert capfd.readouterr().err == ""
+
+
+def test_an_interrupt(spawn: Callable[..., Any], files: Path) -> None:
+    os.mkfifo(files / "slow.txt")
+    process = spawn("check", "age.json", "slow.txt")
+    # opening waits until the command has opened the other end: from there on it waits for text
+    with (files / "slow.txt").open("wb"):
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert b"Traceback" not in err
 
