@@ -1,6 +1,7 @@
 # make demo   a real model answers in valid JSON          make check  format, lint, types, imports; writes nothing
 # make test   all tests                                   make fix    format and lint, in place
 # make test-vllm  the vLLM plugin in a real CPU engine    (3.4 GB, once)
+# make soak   the long forms of the tests: hours; ARGS=tests/soak for millions of steps, faults, interrupts and fuzz alone
 # make docs   the documentation, into site/
 # make release VERSION=x.y.z   changelog, build, install tests, tag; ARGS=--dry-run changes nothing
 # make bench  tables of ratios against peers              make gpu-check  kernels on a GPU, if there is one
@@ -56,7 +57,7 @@ conformance: $(VENV)/.dev
 	$(BENCHMARK) benchmarks/conformance.py "$(DATA)" $(ARGS)
 
 soak: $(VENV)/.dev
-	GD_PLUGIN_FUZZ=long $(BIN)/python -m pytest $(ARGS)
+	GD_PLUGIN_FUZZ=long $(BIN)/python -m pytest -v --timeout=7200 --durations=20 $(ARGS)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

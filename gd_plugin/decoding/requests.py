@@ -10,7 +10,7 @@ the one that follows the golden token), a draft request 1. K' is the draft lengt
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import index
-from typing import Final, NamedTuple, SupportsIndex
+from typing import Any, Final, NamedTuple, SupportsIndex
 
 from gd_plugin.guides.guide import Guide
 
@@ -258,7 +258,8 @@ class GuidedRequests:
             try:
                 copies.append(request.snapshot())
             except TypeError as error:
-                copies.append(replace(request, **dict.fromkeys(_TOKEN_FIELDS)))
+                nothing: dict[str, Any] = dict.fromkeys(_TOKEN_FIELDS)
+                copies.append(replace(request, **nothing))
                 problems.append((request, str(error)))
         batch = cls(copies, max_num_draft_tokens)
         batch.unreadable = {request.slot: problem for request, problem in problems if request.seq_slot is not None}

@@ -8,9 +8,9 @@ found once, from the ends back.
 """
 
 import heapq
-from functools import lru_cache
 
 from gd_plugin.guides.automaton import Positions, bits_of
+from gd_plugin.guides.caching import text_cache
 from gd_plugin.guides.expression import num_positions
 from gd_plugin.guides.grammar import to_regular
 from gd_plugin.guides.guide import Guide
@@ -132,7 +132,7 @@ class Completion:
         return distance
 
 
-@lru_cache(maxsize=64)
+@text_cache
 def completion_of(guide: Guide) -> Completion | None:
     """Return the guide's completions, or None if it is not regular, too large, or stands behind free text."""
     if guide.guide_type not in TEXT_KINDS or guide.reasoning is not None:

@@ -14,10 +14,10 @@ Errors name line and column.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NoReturn
 
 from gd_plugin.errors import GuideTooLargeError, InvalidGuideError, UnsatisfiableGuideError, UnsupportedGuideError
+from gd_plugin.guides.caching import text_cache
 from gd_plugin.guides.expression import (
     ANYTHING,
     NOTHING,
@@ -89,7 +89,7 @@ class Scanner:
         return match
 
 
-@lru_cache(maxsize=64)
+@text_cache
 def parse_ebnf(text: str, start: str = "root") -> Grammar:
     """Return the grammar, without rules that the start rule never reaches.
 

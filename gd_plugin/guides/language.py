@@ -5,8 +5,7 @@ Out: `language_of(guide) -> Grammar`, ready for `to_xgrammar_ebnf`, `to_lark`, o
      (outlines-core takes regexes only; `unused_character` finds it a character that no text of the guide holds).
 """
 
-from functools import lru_cache
-
+from gd_plugin.guides.caching import text_cache
 from gd_plugin.guides.ebnf import parse_ebnf
 from gd_plugin.guides.expression import Literal, Node, either, used_ranges
 from gd_plugin.guides.grammar import Grammar, one_rule
@@ -20,7 +19,7 @@ TEXT_KINDS = frozenset({GuideType.REGEX, GuideType.CHOICE, GuideType.EBNF_GRAMMA
 _LAST_ASCII = 0x7F
 
 
-@lru_cache(maxsize=64)
+@text_cache
 def language_of(guide: Guide) -> Grammar:
     """Return what `guide` means, its reasoning left aside.
 

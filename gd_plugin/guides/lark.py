@@ -13,10 +13,10 @@ between and behind terminals, not inside them. Source: Lark's grammar reference.
 """
 
 import re
-from functools import lru_cache
 from typing import NoReturn
 
 from gd_plugin.errors import GuideError
+from gd_plugin.guides.caching import text_cache
 from gd_plugin.guides.ebnf import Scanner, checked_grammar, read_alternatives, read_escape
 from gd_plugin.guides.expression import Literal, Node, Reference, char_set, either, repeat, sequence
 from gd_plugin.guides.grammar import Grammar
@@ -64,7 +64,7 @@ _COMMON = {
 }
 
 
-@lru_cache(maxsize=64)
+@text_cache
 def parse_lark(text: str) -> Grammar:
     """Return the grammar, without rules that `start` never reaches.
 

@@ -8,11 +8,11 @@ Out: `check_limits`: nothing, or a GuideTooLargeError that names the limit and t
 
 import json
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.errors import GuideTooLargeError
+from gd_plugin.guides.caching import text_cache
 from gd_plugin.guides.expression import num_positions, weight
 from gd_plugin.guides.guide import Guide, GuideType
 from gd_plugin.guides.language import TEXT_KINDS, language_of
@@ -56,7 +56,7 @@ def num_written_positions(guide: Guide) -> int:
     return sum(map(num_positions, language_of(guide).rules.values()))
 
 
-@lru_cache(maxsize=64)
+@text_cache
 def compile_weight(guide: Guide) -> int:
     """Estimate compile cost.
 

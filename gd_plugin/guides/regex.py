@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from gd_plugin.errors import GuideTooLargeError, InvalidGuideError, UnsatisfiableGuideError, UnsupportedGuideError
+from gd_plugin.guides.caching import text_cache
 from gd_plugin.guides.expression import (
     EMPTY,
     NOTHING,
@@ -64,7 +65,7 @@ _CATEGORIES = {
 }
 
 
-@lru_cache(maxsize=256)
+@text_cache
 def parse_regex(pattern: str) -> Node:
     """Return the expression that `re.fullmatch(pattern, text)` matches.
 
@@ -223,7 +224,7 @@ def _all_characters() -> str:
     return "".join(map(chr, (*range(_SURROGATE), *range(_SURROGATE + _NUM_SURROGATES, 0x110000))))
 
 
-@lru_cache(maxsize=1024)
+@text_cache
 def _matched_ranges(text: str, flags: int) -> Ranges:
     """Return the code points that the class `text` matches, by asking `re`: runs of matches are ranges."""
     found = []

@@ -91,7 +91,7 @@ def made(kind, text):
         return None
 
 
-@settings(max_examples=pick(150, 50_000))
+@settings(max_examples=pick(150, 20_000))
 @given(texts())
 def test_any_text_is_a_guide_or_refused(kind_and_text):
     begun = time.monotonic()
@@ -137,7 +137,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=pick(100, 20_000))
+@settings(max_examples=pick(100, 10_000))
 @given(VALUES)
 def test_any_json_value_is_a_schema_or_refused(value):
     for make in (gd.Guide.json_schema, gd.Guide.structural_tag, gd.Guide.from_json):
@@ -154,7 +154,7 @@ def vocabulary():
     return gd.Vocabulary.from_bytes([*(bytes([byte]) for byte in range(256)), b"ab", None], stop_token_ids=[257])
 
 
-@settings(max_examples=pick(25, 5_000))
+@settings(max_examples=pick(25, 2_000))
 @given(texts())
 def test_lint_tells_of_any_guide(vocabulary, kind_and_text):
     guide = made(*kind_and_text)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from gd_plugin.guides.caching import text_cache
 from gd_plugin.guides.schema.languages import (
     ANY_CHAR,
     ANY_TEXT,
@@ -487,7 +488,7 @@ def _is_read_alike(node: _Node) -> bool:
     return _is_read_alike(node.part)
 
 
-@lru_cache(maxsize=512)
+@text_cache
 def compile_pattern(pattern: str) -> Pattern:
     """Return the texts in which `pattern` is found.
 

@@ -5,10 +5,10 @@ Adapters call this; each schema is brought into normal form once, however many b
 
 import json
 from dataclasses import replace
-from functools import lru_cache
 
 from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.errors import GuideError, UnsupportedGuideError
+from gd_plugin.guides.caching import text_cache
 from gd_plugin.guides.report import Problem
 from gd_plugin.guides.schema.emit import to_llguidance, unordered_problems
 from gd_plugin.guides.schema.graph import build_graph
@@ -26,7 +26,7 @@ def normal_form(text: str, config: GuidedDecodingConfig) -> Normal:
     return found
 
 
-@lru_cache(maxsize=32)
+@text_cache
 def _normal_form(text: str, additional_properties: bool, strict: bool) -> Normal | GuideError:
     """The normal form, or why there is none: backends ask one after the other."""
     try:
