@@ -78,16 +78,19 @@ def build(source: Path) -> list[Path]:
     return built
 
 
-def install_test(python: str, package: Path, version: str, folder: Path) -> None:
-    """Install one file in a clean environment of its own and use what is installed."""
-    environment = folder / f"{Path(python).name}-{package.suffix.strip('.')}"
+def install_test(python: str, packages: list[Path], version: str, folder: Path) -> None:
+    """Use what is installed in a clean environment: the wheel with all it requires, then in its place the sdist."""
+    environment = folder / Path(python).name
     run(python, "-m", "venv", str(environment))
-    inside = str(environment / "bin" / "python")
+    pip = [str(environment / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
     try:
-        run(inside, "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), str(package), cwd=folder)
-        run(inside, "-I", "-W", "error::DeprecationWarning:gd_plugin", "-c", SMOKE, version, cwd=folder)
+        for number, package in enumerate(sorted(packages, key=lambda path: path.suffix != ".whl")):
+            options = ["--no-deps", "--force-reinstall"] if number else ["-c", str(ROOT / "constraints.txt")]
+            run(*pip, "install", *options, str(package), cwd=folder)
+            run(pip[0], "-I", "-W", "error::DeprecationWarning:gd_plugin", "-c", SMOKE, version, cwd=folder)
+            print(f"installs and runs: {Path(python).name}, {package.name}", flush=True)
     finally:
-        shutil.rmtree(environment, ignore_errors=True)  # a gigabyte each
+        shutil.rmtree(environment, ignore_errors=True)  # a gigabyte
 
 
 def interpreter(version: str) -> str | None:
@@ -144,10 +147,8 @@ def release(version: str, *, dry_run: bool, pythons: tuple[str, ...] = INTERPRET
             if python is None:
                 print(f"no python{wanted} here: not tested")
                 continue
-            for package in built:
-                install_test(python, package, version, Path(work))
-                print(f"installs and runs: python{wanted}, {package.name}", flush=True)
-                tested += 1
+            install_test(python, built, version, Path(work))
+            tested += 1
         if not tested:
             raise ReleaseError(f"none of {', '.join(pythons)} is here: nothing was tested")
         if dry_run:
