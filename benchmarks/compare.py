@@ -89,6 +89,9 @@ class Tool:
         """Return what the tool says about a row that went wrong, if it says anything."""
         return None
 
+    def between_calls(self, processor: Any) -> None:
+        """Do what the tool does by itself between two calls."""
+
 
 class GdPlugin(Tool):
     """This package."""
@@ -171,6 +174,10 @@ class Outlines(Tool):
         if guide[0] == "json":
             return get_json_schema_logits_processor(None, self.wrapped, json.dumps(guide[1]))
         return get_regex_logits_processor(None, self.wrapped, guide[1])
+
+    def between_calls(self, processor: Any) -> None:
+        """See `Tool.between_calls`: its Generator does so."""
+        processor.reset()
 
 
 class FormatEnforcer(Tool):
@@ -315,6 +322,7 @@ def assisted(tool: Tool) -> str:
 def second_call(tool: Tool) -> str:
     processor = tool.processor(RECORD)
     first, _ = generate(tool, processor, (SHORT,))
+    tool.between_calls(processor)
     second, _ = generate(tool, processor, (LONGER,))
     return verdict([*first, *second], [RECORD] * 2)
 
