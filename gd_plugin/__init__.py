@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, register_backend
     from gd_plugin.grammars.compiler import CacheInfo, GrammarMatcherFactory
-    from gd_plugin.grammars.forced import Drafter
+    from gd_plugin.grammars.forced import Drafter, PassCost
     from gd_plugin.grammars.linting import LintReport, lint
     from gd_plugin.grammars.matcher import EngineMatcher, GrammarMatcher
     from gd_plugin.grammars.validation import Verdict, validate
@@ -74,6 +74,7 @@ _HOMES = {
     "InvalidGuideError": "gd_plugin.errors",
     "LintReport": "gd_plugin.grammars.linting",
     "MatcherError": "gd_plugin.errors",
+    "PassCost": "gd_plugin.grammars.forced",
     "Problem": "gd_plugin.guides.report",
     "Reasoning": "gd_plugin.guides.guide",
     "Report": "gd_plugin.reports.report",
@@ -122,6 +123,7 @@ __all__ = [
     "InvalidGuideError",
     "LintReport",
     "MatcherError",
+    "PassCost",
     "Problem",
     "Reasoning",
     "Report",

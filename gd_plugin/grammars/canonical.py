@@ -9,7 +9,11 @@ A token that is alone in its mask needs no forward pass (see gd_plugin.hf.drafti
 another spelling.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from gd_plugin.grammars.backends.registry import CompiledGrammar
@@ -17,7 +21,7 @@ from gd_plugin.grammars.matcher import GrammarMatcher, checked_row
 from gd_plugin.grammars.spelling import Speller, spell_text
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.guide import GuideType
-from gd_plugin.masks.bitmask import allocate_token_bitmask, legal_columns, num_mask_words
+from gd_plugin.masks.bitmask import allocate_token_bitmask, num_mask_words, token_ids_to_words
 
 __all__ = ["CanonicalGrammar", "CanonicalMatcher"]
 
@@ -25,8 +29,8 @@ _JSON_KINDS = frozenset({GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.STRUCT
 _BACKSLASH = ord("\\")
 # bytes that one run may force; a guide that forces more is spelled piece by piece
 _MAX_FORCED = 1024
-# where more tokens are legal they begin with different bytes, or the run is left alone: blanks alone have dozens
-_MAX_LEGAL = 512
+# words of a row that are looked at first
+_MAX_HEAD_WORDS = 32
 # spellings kept for each guide
 _MAX_SPELLINGS = 512
 
@@ -48,6 +52,18 @@ class CanonicalGrammar(CompiledGrammar):
         return CanonicalMatcher(self._inner.create_matcher(), self._rule)
 
 
+class _Others(NamedTuple):
+    """Which tokens do not begin with some byte.
+
+    Attributes:
+        words: int32 [W], a bit for each of them.
+        head: the first words as a number.
+    """
+
+    words: npt.NDArray[np.int32]
+    head: int
+
+
 class _Rule:
     """What all matchers of one guide share."""
 
@@ -56,17 +72,22 @@ class _Rule:
         self.num_words = num_mask_words(vocabulary.vocab_size)
         self._escapes = escapes
         self._speller = Speller.of(vocabulary)
-        self._spellings: dict[bytes, int | None] = {b"": None}  # threads may write the same
+        # threads may write the same
+        self._spellings: dict[bytes, int | None] = {b"": None}
+        self._others: dict[bytes, _Others] = {}
+        single = [i for text, i in self._speller.token_ids.items() if len(text) == 1]
+        self._num_head_words = min(max(single, default=0) // 32 + 1, _MAX_HEAD_WORDS)
 
     def forced_text(self, matcher: GrammarMatcher, row: torch.Tensor) -> bytes:
         """Return the longest text that must follow; `row`, int32 [1, W], is overwritten."""
         found = bytearray()
         try:
-            while len(found) < _MAX_FORCED and (byte := self._forced_byte(matcher, row)) is not None:
-                token_id = self._speller.token_ids.get(bytes([byte]))
-                if token_id is None or not matcher.accept_token(token_id):
-                    break
-                found.append(byte)
+            while len(found) < _MAX_FORCED and (text := self._next_forced(matcher, row)):
+                for byte in text[: _MAX_FORCED - len(found)]:
+                    token_id = self._speller.token_ids.get(bytes([byte]))
+                    if token_id is None or not matcher.accept_token(token_id):
+                        return bytes(found)
+                    found.append(byte)
         finally:
             matcher.rollback(len(found))
         return bytes(found)
@@ -81,21 +102,47 @@ class _Rule:
                 self._spellings[text] = known
         return known
 
-    def _forced_byte(self, matcher: GrammarMatcher, row: torch.Tensor) -> int | None:
-        """Return the byte with which every legal token begins, if there is one."""
+    def _next_forced(self, matcher: GrammarMatcher, row: torch.Tensor) -> bytes:
+        """Return what the engine knows to be forced, or else the byte with which every legal token begins."""
         if matcher.is_terminated() or matcher.is_accepting():
-            return None
+            return b""
+        known = matcher.forced_text()
+        if known:
+            return known
         matcher.fill_next_token_bitmask(row, 0)
-        legal = legal_columns(row[0], self.vocabulary.vocab_size).nonzero()[0]
-        if not 0 < len(legal) <= _MAX_LEGAL:
-            return None
-        tokens = self.vocabulary.tokens
-        first = {tokens[token_id][:1] for token_id in legal.tolist()}
-        if self._escapes and len(first) == 2:
-            first.discard(b"\\")
-        if len(first) != 1 or b"" in first:
-            return None
-        return int(next(iter(first))[0])
+        words = row[0].numpy()
+        # the tokens of one byte lie together at the front of most vocabularies, and mostly tell
+        head = int.from_bytes(words[: self._num_head_words].tobytes(), "little")
+        if self._escapes:
+            head = head & self._others_of(b"\\").head or head
+        if head:
+            first = self._first_byte(head)
+            others = self._others_of(first)
+            if not first or head & others.head:
+                return b""
+        if self._escapes and np.count_nonzero(plain := words & self._others_of(b"\\").words):
+            words = plain
+        if not head:
+            word = int((words != 0).argmax())
+            bits = int(words[word]) & 0xFFFFFFFF
+            if not bits:
+                return b""
+            first = self._first_byte(bits << 32 * word)
+            others = self._others_of(first)
+        return b"" if not first or np.count_nonzero(words & others.words) else first
+
+    def _first_byte(self, bits: int) -> bytes:
+        """Return the first byte of the lowest token in `bits`."""
+        token_id = (bits & -bits).bit_length() - 1
+        return self.vocabulary.tokens[token_id][:1] if token_id < self.vocabulary.vocab_size else b""
+
+    def _others_of(self, first: bytes) -> "_Others":
+        others = self._others.get(first)
+        if others is None:
+            words = ~token_ids_to_words(list(self._speller.starting_with(first)) if first else [], self.num_words)
+            head = int.from_bytes(words[: self._num_head_words].tobytes(), "little")
+            others = self._others[first] = _Others(words, head)
+        return others
 
 
 class CanonicalMatcher(GrammarMatcher):
@@ -105,8 +152,8 @@ class CanonicalMatcher(GrammarMatcher):
         self._inner = inner
         self._rule = rule
         self._scratch = allocate_token_bitmask(1, rule.vocabulary.vocab_size)
-        # what must follow; None where it has not been asked yet
-        self._forced: bytes | None = None
+        # what must follow, behind each accepted token; None where it has not been asked yet
+        self._forced: list[bytes | None] = [None]
 
     def accept_token(self, token_id: int) -> bool:
         """See `GrammarMatcher.accept_token`."""
@@ -117,16 +164,15 @@ class CanonicalMatcher(GrammarMatcher):
             return False
         text = self._rule.vocabulary.tokens[token_id]
         # what was forced goes on being forced, so that a run is looked through once
-        forced = self._forced
-        rest = forced[len(text) :] if forced and text and len(text) < len(forced) < _MAX_FORCED else None
-        self._forced = rest if forced is not None and forced.startswith(text) else None
+        forced = self._forced[-1]
+        is_known = forced and text and forced.startswith(text) and len(text) < len(forced) < _MAX_FORCED
+        self._forced.append(forced[len(text) :] if forced and is_known else None)
         return True
 
     def rollback(self, num_tokens: int) -> None:
         """See `GrammarMatcher.rollback`."""
         self._inner.rollback(num_tokens)
-        if num_tokens:
-            self._forced = None
+        del self._forced[len(self._forced) - num_tokens :]
 
     def fill_next_token_bitmask(self, bitmask: torch.Tensor, index: int) -> None:
         """See `GrammarMatcher.fill_next_token_bitmask`."""
@@ -149,18 +195,24 @@ class CanonicalMatcher(GrammarMatcher):
     def fork(self) -> "CanonicalMatcher":
         """See `GrammarMatcher.fork`."""
         twin = CanonicalMatcher(self._inner.fork(), self._rule)
-        twin._forced = self._forced
+        twin._forced = self._forced[:]
         return twin
 
     def reset(self) -> None:
         """See `GrammarMatcher.reset`."""
         self._inner.reset()
-        self._forced = None
+        self._forced = [None]
 
     @property
     def num_tokens(self) -> int:
         """See `GrammarMatcher.num_tokens`."""
         return self._inner.num_tokens
+
+    def validate_tokens(self, token_ids: Sequence[int]) -> int:
+        """See `GrammarMatcher.validate_tokens`."""
+        # what the guide refuses need not be looked at token by token
+        length = self._inner.validate_tokens(token_ids)
+        return super().validate_tokens(token_ids[:length]) if length else 0
 
     def forced_text(self) -> bytes:
         """See `GrammarMatcher.forced_text`."""
@@ -168,8 +220,9 @@ class CanonicalMatcher(GrammarMatcher):
 
     def _only_token(self) -> int | None:
         """Return the token that alone is legal because of the rule, or None."""
-        if self._forced is None:
-            self._forced = self._rule.forced_text(self._inner, self._scratch)
-        first = self._rule.first_token(self._forced)
+        forced = self._forced[-1]
+        if forced is None:
+            forced = self._forced[-1] = self._rule.forced_text(self._inner, self._scratch)
+        first = self._rule.first_token(forced)
         # a guide may ask for tokens of its own
         return first if first is not None and self._inner.validate_tokens([first]) == 1 else None

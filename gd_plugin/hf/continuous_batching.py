@@ -6,6 +6,7 @@ failure (bad guide, engine error, dead end) is its own.
 Source: transformers 5.24, generation/continuous_batching (cb_logits_processors.py, continuous_api.py, requests.py).
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -109,7 +110,7 @@ def enable_continuous_batching(
     factory = shared_factory(vocabulary, GuidedDecodingConfig() if config is None else config)
     with ExitStack() as undo:
         if is_manager:
-            _install(model_or_manager, factory, undo)
+            _install(model_or_manager, factory, undo, _BatchGuides())
         else:
             _patch_model(model_or_manager, factory, undo)
         yield model_or_manager
@@ -284,7 +285,13 @@ def _refuse_ahead_of_time(config: Any) -> None:
         )
 
 
-def _install(manager: Any, factory: GrammarMatcherFactory, undo: ExitStack) -> None:
+class _BatchGuides(threading.local):
+    """What a thread's `generate_batch` was given; it hands its prompts to `add_requests` in the same thread."""
+
+    guides: list[Any] | None = None
+
+
+def _install(manager: Any, factory: GrammarMatcherFactory, undo: ExitStack, batch: _BatchGuides) -> None:
     """Put the processor into a manager's list, and let its methods take guides."""
     listed = manager.logit_processor
     if any(isinstance(processor, _GuideProcessor) for processor in listed.logits_processor):
@@ -312,7 +319,7 @@ def _install(manager: Any, factory: GrammarMatcherFactory, undo: ExitStack) -> N
         return add_request(input_ids, *args, guide=text, **options)  # type: ignore[no-any-return]
 
     def add_guided_requests(inputs: list[list[int]], *args: Any, guide: Any = None, **options: Any) -> list[str]:
-        guide = getattr(manager.model, "_gd_plugin_batch_guides", None) if guide is None else guide
+        guide = batch.guides if guide is None else guide
         if guide is None:
             return add_requests(inputs, *args, **options)  # type: ignore[no-any-return]
         guides = _guide_list(guide, len(inputs))
@@ -365,6 +372,7 @@ def _patch_model(model: Any, factory: GrammarMatcherFactory, undo: ExitStack) ->
     if "init_continuous_batching" in vars(model):
         raise RuntimeError("this model takes guides already: leave the other enable_continuous_batching first")
     init, generate_batch = model.init_continuous_batching, model.generate_batch
+    batch = _BatchGuides()
 
     def init_guided(
         generation_config: Any = None, continuous_batching_config: Any = None, workload_hints: Any = None
@@ -377,16 +385,16 @@ def _patch_model(model: Any, factory: GrammarMatcherFactory, undo: ExitStack) ->
             # chosen by transformers, not by the caller
             manager.continuous_batching_config.use_async_batching = False
             manager.continuous_batching_config.use_cuda_graph = (False, False)
-        _install(manager, factory, undo)
+        _install(manager, factory, undo, batch)
         return manager
 
     def generate_guided_batch(inputs: list[list[int]], *args: Any, guide: Any = None, **options: Any) -> Any:
         _refuse_unknown(options)
-        model._gd_plugin_batch_guides = None if guide is None else _guide_list(guide, len(inputs))
+        batch.guides = None if guide is None else _guide_list(guide, len(inputs))
         try:
             return generate_batch(inputs, *args, **options)
         finally:
-            del model._gd_plugin_batch_guides
+            batch.guides = None
 
     _override(model, undo, init_continuous_batching=init_guided, generate_batch=generate_guided_batch)
 

@@ -11,6 +11,7 @@ import torch
 
 __all__ = [
     "allocate_token_bitmask",
+    "few_legal_tokens",
     "first_valid_token",
     "first_valid_tokens",
     "legal_columns",
@@ -104,6 +105,19 @@ def legal_columns(row: torch.Tensor, num_columns: int) -> npt.NDArray[np.bool_]:
     count = min(num_columns, len(bits))
     columns[:count] = bits[:count]
     return columns
+
+
+def few_legal_tokens(row: torch.Tensor, vocab_size: int, limit: int) -> list[int] | None:
+    """Return the legal tokens of one row, int32 [W] on the CPU, in ascending order; None if they are more than `limit`."""
+    words = row.numpy().view(np.uint32)
+    used = np.flatnonzero(words)
+    if len(used) > limit:
+        return None
+    bits = np.unpackbits(words[used, None].view(np.uint8), axis=1, bitorder="little")
+    places, offsets = bits.nonzero()
+    tokens: list[int] = (used[places] * 32 + offsets).tolist()
+    tokens = [token_id for token_id in tokens if token_id < vocab_size]
+    return tokens if len(tokens) <= limit else None
 
 
 def token_ids_to_words(token_ids: "tuple[int, ...] | list[int]", num_words: int) -> npt.NDArray[np.int32]:

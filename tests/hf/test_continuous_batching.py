@@ -1,6 +1,7 @@
 """Continuous batching: each request obeys its own guide, whatever else is in the batch, and nothing else changes."""
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -164,6 +165,33 @@ def test_generate_batch_takes_a_guide_for_all_or_one_each(kit: Kit, ready: Any) 
     same = ready.generate_batch(inputs, guide=CASE["choice"].guide, **options)
     for result in same.values():
         check(CASE["choice"], kit, result.generated_tokens)
+
+
+def test_batches_of_two_threads_keep_their_guides(kit: Kit, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    meet = threading.Barrier(2, timeout=60)
+    init = type(model).init_continuous_batching
+
+    def init_together(*arguments: Any, **options: Any) -> Any:
+        meet.wait()  # by now both threads have said which guides they want
+        return init(*arguments, **options)
+
+    monkeypatch.setattr(type(model), "init_continuous_batching", init_together)
+    wanted = {"a": CASE["choice"], "b": CASE["regex"]}
+    results: dict[str, Any] = {}
+
+    def run(name: str) -> None:
+        options: Any = {"generation_config": config(max_new_tokens=TOKENS), **settings()}
+        results[name] = model.generate_batch([prompt(kit, name)] * 2, guide=wanted[name].guide, **options)
+
+    with gd.hf.enable_continuous_batching(model, tokenizer=kit.tokenizer):
+        threads = [threading.Thread(target=run, args=(name,)) for name in wanted]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for name, case in wanted.items():
+        for result in results[name].values():
+            check(case, kit, result.generated_tokens)
 
 
 def test_one_failing_request_fails_alone(kit: Kit, ready: Any) -> None:

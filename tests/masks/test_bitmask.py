@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import gd_plugin as gd
 from gd_plugin.masks.bitmask import (
+    few_legal_tokens,
     first_valid_tokens,
     legal_columns,
     num_mask_words,
@@ -78,3 +79,19 @@ def test_unpacking(tokens: set[int], columns: int) -> None:
 def test_wrong_arguments_are_refused(make: object) -> None:
     with pytest.raises(ValueError, match=r"."):
         make()  # type: ignore[operator]
+
+
+@given(st.integers(1, 200), st.sets(st.integers(0, 255), max_size=20), st.integers(1, 20))
+def test_few_legal_tokens_are_listed_and_many_are_not(vocab_size: int, tokens: set[int], limit: int) -> None:
+    words = num_mask_words(vocab_size)
+    # bits behind the vocabulary, in its last word, do not count
+    row = row_of({token for token in tokens if token < 32 * words}, words)
+    legal = sorted(token for token in tokens if token < vocab_size)
+    strays = sum(vocab_size <= token < 32 * words for token in tokens)
+    found = few_legal_tokens(row, vocab_size, limit)
+    if len(legal) > limit:
+        assert found is None
+    elif len(legal) + strays <= limit:
+        assert found == legal
+    else:
+        assert found in (None, legal)
