@@ -18,6 +18,7 @@ import torch
 
 from gd_plugin.decoding.requests import GuidedRequest, GuidedRequests
 from gd_plugin.decoding.slots import SlotStates
+from gd_plugin.grammars.budgets import hold_to_budget
 from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.guides.guide import Guide
 
@@ -188,7 +189,13 @@ class Attaching:
             # decided already; only another rank than 0 can have to wait here
             submitted[0].result(timeout=_FOLLOWER_TIMEOUT_S)
         # only requests with a guide start
-        return self._factory.create(cast(Guide, request.guide))
+        matcher = self._factory.create(cast(Guide, request.guide))
+        return self._within_budget(request, matcher)
+
+    def _within_budget(self, request: GuidedRequest, matcher: GrammarMatcher) -> GrammarMatcher:
+        if request.max_new_tokens is None or request.guide is None:
+            return matcher
+        return hold_to_budget(matcher, self._factory, request.guide, request.max_new_tokens)
 
     def replay(self, request: GuidedRequest) -> str | None:
         """Bring the request's matcher behind its history, whatever it has consumed; return what is wrong, or None."""

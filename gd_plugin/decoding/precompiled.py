@@ -61,7 +61,8 @@ class Preparing(Attaching):
             if submitted is None or slot in batch.refused:
                 continue
             try:
-                self.matchers[slot] = self._matcher(request.guide, submitted[0].result(timeout=_TIMEOUT_S))
+                matcher = self._matcher(request.guide, submitted[0].result(timeout=_TIMEOUT_S))
+                self.matchers[slot] = self._within_budget(request, matcher)
             except Exception as error:
                 batch.refused[slot] = describe(error)
         return starting

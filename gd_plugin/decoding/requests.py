@@ -110,6 +110,8 @@ class GuidedRequest:
         accepted_nodes: with a tree, the accepted nodes from the root down, node 0 left out.
         history: all tokens emitted before `new_token` (in a context step: all tokens emitted), for a request that
             comes back after preemption or from another engine; None where nothing is to be replayed.
+        max_new_tokens: tokens within which the guide is complete, stop token and history included; read when the guide
+            starts. Near the limit rows keep only tokens behind which it can still be completed. None is no budget.
     """
 
     guide: Guide | None = None
@@ -127,6 +129,7 @@ class GuidedRequest:
     num_accepted_draft_tokens: int | None = None
     accepted_nodes: Sequence[int] | None = None
     history: Sequence[int] | None = None
+    max_new_tokens: int | None = None
 
     @property
     def slot(self) -> int:
@@ -170,6 +173,7 @@ class GuidedRequest:
             self._integer("num_accepted_draft_tokens", self.num_accepted_draft_tokens),
             self._integers("accepted_nodes", self.accepted_nodes),
             self._integers("history", self.history),
+            self.max_new_tokens,
         )
 
     @staticmethod

@@ -38,6 +38,8 @@ _MAX_ACCEPTS = 40_000
 _MAX_MORE_ACCEPTS = 4_000
 # bytes that close something, in the order they are preferred; the quote comes first, inside a string only
 _CLOSERS = b"}],:"
+# where a quote may follow, these may too inside a string only
+_IN_STRINGS = (b"Z", b"~", b":")
 # bytes tried where nothing closes: beginnings of short values, fillers of strings and numbers, then all of ASCII
 _OPENERS = b'"0[{tfn-1aA.'
 # blanks lead nowhere, and escapes are longer than what they stand for
@@ -181,8 +183,8 @@ class _Search:
             taken = self._take(likely)
             if taken is not None:
                 return taken
-        if self._legal(b'"') and (self._legal(b"Z") or self._legal(b"~")):
-            return self._take(b'"')  # inside a string
+        if self._legal(b'"') and any(self._legal(byte) for byte in _IN_STRINGS):
+            return self._take(b'"')
         for byte in _CLOSERS:
             if (taken := self._take(bytes([byte]))) is not None:
                 return taken
