@@ -11,13 +11,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from gd_plugin.config import GuidedDecodingConfig
+from gd_plugin.errors import GuideError
 from gd_plugin.grammars.backends.registry import CompiledGrammar
 from gd_plugin.grammars.forced import likely_text
 from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.grammars.spelling import Speller
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.completion import Completion, completion_of
-from gd_plugin.guides.guide import Guide
+from gd_plugin.guides.guide import Guide, GuideType
+from gd_plugin.guides.json_bound import json_bound
+from gd_plugin.guides.schema import normal_form
 from gd_plugin.masks.bitmask import allocate_token_bitmask, legal_columns
 
 __all__ = [
@@ -64,13 +67,35 @@ def closing_hints(guide: Guide) -> tuple[bytes, ...]:
 def completion_bound(guide: Guide, vocabulary: Vocabulary, config: GuidedDecodingConfig) -> int | None:
     """Return the tokens, a stop token included, that complete the guide from anywhere; None if no bound is proven.
 
-    Every byte of a shortest completion is a token at worst. Proven for regular guides alone, and where each of those bytes
-    has a token.
+    Proven for regular guides, where every byte of a shortest completion is a token at worst, and for the schemas of
+    gd_plugin.guides.json_bound; in both cases where each byte that may be needed has a token.
     """
-    completion = None if config.canonical_forcing else completion_of(guide)
-    if completion is None or any(bytes([byte]) not in Speller.of(vocabulary).token_ids for byte in completion.needed):
+    if config.canonical_forcing:
+        return None
+    speller = Speller.of(vocabulary)
+    if guide.guide_type is GuideType.JSON_SCHEMA:
+        return None if guide.reasoning is not None else _schema_bound(guide, speller, config)
+    completion = completion_of(guide)
+    if completion is None or any(bytes([byte]) not in speller.token_ids for byte in completion.needed):
         return None
     return completion.bound + 1
+
+
+def _schema_bound(guide: Guide, speller: Speller, config: GuidedDecodingConfig) -> int | None:
+    if any(bytes([byte]) not in speller.token_ids for byte in range(0x20, 0x7F)):
+        return None
+    try:
+        normal = normal_form(guide.guide, config)
+    except GuideError:
+        return None
+
+    def cost(text: bytes) -> int | None:
+        tokens = speller.spell(text)
+        return None if tokens is None else len(tokens)
+
+    # what was dropped may have made more documents legal
+    bound = None if normal.dropped else json_bound(normal, cost)
+    return None if bound is None else bound + 1
 
 
 def exact_certificate(

@@ -99,6 +99,28 @@ def test_a_roomy_budget_changes_no_greedy_choice(kit: Kit) -> None:
     assert not any(result.intervened for result in roomy.results(outputs[1]))
 
 
+def test_mixed_rows_keep_their_own_budgets_worth(kit: Kit, minima: dict[str, int]) -> None:
+    guides = [CASE["schema_array"].guide, None, CASE["choice"].guide, CASE["regex"].guide]
+    budget = max(minima["schema_array"], minima["choice"], minima["regex"]) + 1
+    for custom in (None, gd.grammar_drafting()):
+        processor = processor_for(kit, guides, budget)
+        torch.manual_seed(3)
+        output = kit.model.generate(
+            **kit.prompts((*PROMPTS, *PROMPTS)),
+            max_new_tokens=budget,
+            logits_processor=[processor],
+            custom_generate=custom,
+            do_sample=True,
+            temperature=3.0,
+            top_k=0,
+            pad_token_id=PAD,
+        )
+        results = processor.results(output)
+        assert [result.status for result in results] == ["complete", "unguided", "complete", "complete"]
+        for result, name in zip(results, ("schema_array", None, "choice", "regex"), strict=True):
+            assert name is None or CASE[name].is_complete(result.text or "")
+
+
 @pytest.mark.parametrize("budget", [0, -3, 2.5, "9"])
 def test_a_budget_that_is_no_number_of_tokens_is_refused(kit: Kit, budget: Any) -> None:
     with pytest.raises(ValueError, match="max_new_tokens must be"):
@@ -129,7 +151,9 @@ def test_lint_says_what_a_budget_can_rely_on() -> None:
     assert (regular.shortest, regular.completion_bound) == (5, 5)
     schema = gd.lint(gd.Guide.json_schema(PERSON))
     assert schema.shortest is not None
-    assert schema.completion_bound is None
+    assert schema.completion_bound is not None
+    assert schema.shortest <= schema.completion_bound
+    assert gd.lint(gd.Guide.json()).completion_bound is None
     assert gd.lint(gd.Guide.choice(["yes", "no"])).shortest == 3
 
 

@@ -1,9 +1,12 @@
 """Drafting changes the number of forward passes and nothing else."""
 
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import gd_plugin as gd
 from tests.fuzz import pick
@@ -47,10 +50,26 @@ def both(kit: Kit, texts: tuple[str, ...], guide: Any, **options: Any) -> tuple[
 @pytest.mark.parametrize("case", CASES, ids=repr)
 @pytest.mark.parametrize("texts", [PROMPTS[:1], PROMPTS], ids=["one row", "two rows, left padding"])
 def test_greedy_is_token_for_token_the_same(kit: Kit, case: Case, texts: tuple[str, ...]) -> None:
-    results, _ = both(kit, texts, case.guide, max_new_tokens=10)
-    for result in results:
-        if result.status == "complete":
-            assert case.is_complete(result.text or "")
+    for canonical in (False, True):
+        results, _ = both(kit, texts, case.guide, fields={"canonical_forcing": canonical}, max_new_tokens=10)
+        for result in results:
+            if result.status == "complete":
+                assert case.is_complete(result.text or "")
+
+
+@pytest.mark.parametrize("canonical", [False, True], ids=["byte by byte", "canonical"])
+def test_random_guides_rows_and_drafts_change_nothing(kit: Kit, canonical: bool) -> None:
+    rng = random.Random(7)
+    words = ["one", "two", "red", "{", '"n":', "identification_number", "household"]
+    for _ in range(pick(5, 300)):
+        count = rng.randint(1, 3)
+        texts = tuple(" ".join(rng.choices(words, k=rng.randint(1, 12))) for _ in range(count))
+        kinds = [*(case.guide for case in CASES), GUIDE, None]
+        guides = [rng.choice(kinds) for _ in range(count)]
+        drafting = {"num_draft_tokens": rng.choice([1, 3, 15]), "prompt_lookup": rng.random() < 0.7}
+        fields = {"canonical_forcing": canonical, "whitespace": rng.choice(["compact", "bounded"])}
+        if any(guides):
+            both(kit, texts, guides, fields=fields, drafting=drafting, max_new_tokens=rng.randint(1, 16))
 
 
 @pytest.mark.parametrize("whitespace", ["compact", "bounded"])
@@ -84,14 +103,16 @@ def test_a_processor_that_may_tell_rows_apart_is_called_with_all_of_them(kit: Ki
         both(kit, PROMPTS, GUIDE, max_new_tokens=6, repetition_penalty=1.3)
 
 
-def test_a_budget_holds_under_drafts(kit: Kit) -> None:
-    results, _ = both(kit, PROMPTS[:1], GUIDE, fields={"max_new_tokens": 40}, max_new_tokens=40)
-    assert results[0].status == "complete"
+@pytest.mark.parametrize("canonical", [False, True], ids=["byte by byte", "canonical"])
+def test_a_budget_holds_under_drafts(kit: Kit, canonical: bool) -> None:
+    fields = {"max_new_tokens": 40, "canonical_forcing": canonical}
+    results, _ = both(kit, PROMPTS, [GUIDE, CASE["choice"].guide], fields=fields, max_new_tokens=40)
+    assert [result.status for result in results] == ["complete", "complete"]
 
 
 def test_sampling_follows_the_same_distribution(kit: Kit) -> None:
     guide = gd.Guide.choice(["red", "green", "blue", "black", "orange"])
-    draws = pick(40, 600)
+    draws = pick(100, 2000)
     counts: list[dict[str, int]] = []
     for custom in (None, gd.grammar_drafting()):
         processor = processor_for(kit, guide)
@@ -111,6 +132,65 @@ def test_sampling_follows_the_same_distribution(kit: Kit) -> None:
     cells = [(counts[0][text], counts[1][text]) for text in guide.options() if counts[0][text] + counts[1][text]]
     # two samples of the same size: chi-square with cells - 1 degrees of freedom; 18.5 is its 0.999 quantile at 4
     assert sum((a - b) ** 2 / (a + b) for a, b in cells) < 18.5
+
+
+def test_sampling_follows_the_exact_distribution_over_a_small_vocabulary() -> None:
+    """Every sequence of tokens has a probability that plain arithmetic tells."""
+    texts = [b"a", b"b", b"c", b"ab", b"bc", b"abc"]
+    vocabulary = gd.Vocabulary.from_bytes([*texts, None], stop_token_ids=[6])
+    options = ["abcabc", "abcab", "acb", "bcabcc", "c"]
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(5)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=7, bos_token_id=0, eos_token_id=6, pad_token_id=6, **size)).eval()
+    for parameter in model.parameters():
+        parameter.data *= 3  # far from uniform
+    prompt = [0, 1, 5, 2, 0, 1]
+
+    exact: dict[tuple[int, ...], float] = {}
+
+    def spread(tokens: tuple[int, ...], likelihood: float) -> None:
+        written = b"".join(texts[token] for token in tokens).decode()
+        legal = [i for i, text in enumerate(texts) if any(o.startswith(written + text.decode()) for o in options)]
+        legal += [6] * (written in options)
+        with torch.no_grad():
+            scores = model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, -1, legal]
+        for token, share in zip(legal, scores.softmax(-1).tolist(), strict=True):
+            if token == 6:
+                exact[tokens] = likelihood * share
+            else:
+                spread((*tokens, token), likelihood * share)
+
+    spread((), 1.0)
+    assert sum(exact.values()) == pytest.approx(1, abs=1e-4)
+    draws = pick(1500, 30_000)
+    counts: Counter[tuple[int, ...]] = Counter()
+    torch.manual_seed(12)
+    for _ in range(draws // 250):
+        processor = gd.GuidedLogitsProcessor(gd.Guide.choice(options), vocabulary=vocabulary)
+        ids = torch.tensor([prompt] * 250)
+        drafting = gd.grammar_drafting()
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        output = model.generate(
+            **inputs,
+            logits_processor=[processor],
+            custom_generate=drafting,
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=8,
+        )
+        for row in output[:, len(prompt) :].tolist():
+            counts[tuple(row[: row.index(6)])] += 1
+    assert set(counts) <= set(exact)
+    # cells below five expected draws are taken together
+    rare = [key for key, share in exact.items() if share * draws < 5]
+    cells = [(counts[key], share * draws) for key, share in exact.items() if key not in rare]
+    if rare:
+        cells.append((sum(counts[key] for key in rare), sum(exact[key] for key in rare) * draws))
+    assert len(cells) > 4
+    freedom = len(cells) - 1
+    # Wilson and Hilferty: the 0.999 quantile of chi-square
+    quantile = freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3
+    assert sum((seen - expected) ** 2 / expected for seen, expected in cells) < quantile
 
 
 def test_what_cannot_be_served_is_generated_plainly_and_said_once(kit: Kit) -> None:
