@@ -42,10 +42,25 @@ class Budget:
     ) -> None:
         self._max_new_tokens = max_new_tokens
         self._vocabulary = vocabulary
+        self._compiled = compiled
         guides = {grammar.guide for grammar in compiled if grammar is not None}
         closings = {guide: Closing(guide, vocabulary, config) for guide in guides}
         self._closings = [None if grammar is None else closings[grammar.guide] for grammar in compiled]
         self._num_candidates = num_candidates
+
+    def check(self) -> None:
+        """Raise ValueError where no completion of a row's guide is known that fits into the budget."""
+        checked = set()
+        for row, (grammar, closing) in enumerate(zip(self._compiled, self._closings, strict=True)):
+            if grammar is None or closing is None or closing in checked or not closing.is_near(self._max_new_tokens):
+                continue
+            checked.add(closing)
+            certificate = closing.find(grammar.create_matcher(), ())
+            if certificate is None or len(certificate) > self._max_new_tokens:
+                raise self._refusal(row, certificate)
+
+    def _refusal(self, row: int, certificate: Certificate | None) -> ValueError:
+        return ValueError(f"row {row}: {refusal(self._max_new_tokens, certificate)}")
 
     def apply(self, session: Session, rows: StepRows, scores: torch.Tensor) -> torch.Tensor:
         """Return scores [B, V] without the tokens that lead out of the budget. `scores` may be written.
@@ -79,8 +94,7 @@ class Budget:
         certificate = self._certificate(node, closing, matcher, token_ids)
         if certificate is None or len(certificate) > left:
             if node.parent is None:
-                error = refusal(self._max_new_tokens, certificate)
-                raise ValueError(f"row {row}: {error}")
+                raise self._refusal(row, certificate)
             # nobody chose this history: a draft behind a refused token, or a beam without probability
             return list(self._vocabulary.stop_token_ids)
         node.closing, refused = closing.fitting(matcher, token_ids, certificate, left, self._best(scores))

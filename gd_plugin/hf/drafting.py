@@ -8,6 +8,7 @@ refused drafts stay in the cache and are masked out, positions are given explici
 Source: transformers 5.24, generation/utils.py (_sample, custom_generate) and cache_utils.py (crop, is_croppable).
 """
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,11 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import DynamicCache, LogitsProcessorList
+from transformers import LogitsProcessorList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from gd_plugin.grammars.forced import Drafter, PassCost
 from gd_plugin.grammars.matcher import GrammarMatcher
+from gd_plugin.hf.draftable import ROW_LOCAL, cache_name, has_mask, why_not
 from gd_plugin.hf.processor import GuidedLogitsProcessor
 from gd_plugin.masks.bitmask import allocate_token_bitmask, few_legal_tokens
 
@@ -27,50 +29,11 @@ __all__ = ["grammar_drafting"]
 
 _log = logging.getLogger(__name__)
 
-# inputs that the loop hands on to the model; anything else means a model it does not know how to feed
-_KNOWN_INPUTS = {
-    "attention_mask",
-    "cache",
-    "cache_position",
-    "logits_to_keep",
-    "past_key_values",
-    "position_ids",
-    "use_cache",
-}
-# what may be called with one row of a batch: these know no row from another, and keep nothing a row
-_ROW_LOCAL = {
-    "EosTokenCriteria",
-    "EpsilonLogitsWarper",
-    "EtaLogitsWarper",
-    "ExponentialDecayLengthPenalty",
-    "ForcedBOSTokenLogitsProcessor",
-    "ForcedEOSTokenLogitsProcessor",
-    "GuidedLogitsProcessor",
-    "InfNanRemoveLogitsProcessor",
-    "LogitNormalization",
-    "MaxLengthCriteria",
-    "MaxTimeCriteria",
-    "MinLengthLogitsProcessor",
-    "MinNewTokensLengthLogitsProcessor",
-    "MinPLogitsWarper",
-    "NoBadWordsLogitsProcessor",
-    "NoRepeatNGramLogitsProcessor",
-    "SequenceBiasLogitsProcessor",
-    "StopStringCriteria",
-    "SuppressTokensAtBeginLogitsProcessor",
-    "SuppressTokensLogitsProcessor",
-    "TemperatureLogitsWarper",
-    "TopHLogitsWarper",
-    "TopKLogitsWarper",
-    "TopPLogitsWarper",
-    "TypicalLogitsWarper",
-}
 # what width costs, in passes over one token: measured with SmolLM2 135M in float32, where two tokens took 1.6 times as
 # long as one and sixteen 2.4 times (matrix times vector reads the weights as they lie, a matrix product packs them first)
 _CPU_COST = PassCost(second=0.6, further=0.055)
 # a decoding step of an accelerator waits for the weights, whatever the width; not measured
 _ACCELERATOR_COST = PassCost(second=0.02, further=0.005)
-_OUTPUT_OPTIONS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
 def grammar_drafting(
@@ -91,11 +54,15 @@ def grammar_drafting(
         The callable. Its attribute `num_forwards` counts the forward passes of its last call.
 
     Raises:
-        ValueError: `num_draft_tokens` is below 1.
+        ValueError: `num_draft_tokens` is below 1, or `streamer` is none.
     """
     if not isinstance(num_draft_tokens, int) or isinstance(num_draft_tokens, bool) or num_draft_tokens < 1:
         raise ValueError(f"num_draft_tokens must be a positive number of tokens, got {num_draft_tokens!r}")
-    return _Drafting(num_draft_tokens, prompt_lookup, streamer)
+    if streamer is not None and not (
+        callable(getattr(streamer, "put", None)) and callable(getattr(streamer, "end", None))
+    ):
+        raise ValueError(f"streamer must have put() and end(), as transformers' streamers do, got {streamer!r}")
+    return _Drafting(num_draft_tokens, bool(prompt_lookup), streamer)
 
 
 @dataclass
@@ -155,8 +122,28 @@ class _Drafting:
         """Generate; called by transformers.
 
         Raises:
-            ValueError: no guided processor, or several; a streamer for several rows.
+            ValueError: no guided processor, or several; a streamer for several rows; a budget below the shortest
+                completion known of a row's guide.
         """
+        # calls of several threads keep their own counts
+        call = copy.copy(self)
+        call.num_forwards = 0
+        try:
+            return call._generate(
+                model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
+            )
+        finally:
+            self.num_forwards, self._warned = call.num_forwards, call._warned
+
+    def _generate(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: Any,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+    ) -> Any:
         guided = [processor for processor in logits_processor if isinstance(processor, GuidedLogitsProcessor)]
         if len(guided) != 1:
             raise ValueError(
@@ -165,16 +152,16 @@ class _Drafting:
             )
         if self._streamer is not None and input_ids.shape[0] != 1:
             raise ValueError(f"a streamer follows one row, but there are {input_ids.shape[0]}; leave streamer out")
-        self.num_forwards = 0
-        reason = _why_not(model, input_ids, [*logits_processor, *stopping_criteria], generation_config, model_kwargs)
+        guided[0].check_budget(input_ids.shape[0])
+        reason = why_not(model, input_ids, [*logits_processor, *stopping_criteria], generation_config, model_kwargs)
         if reason is not None:
             return self._plain(
                 model, input_ids, reason, logits_processor, stopping_criteria, generation_config, model_kwargs
             )
         padding = (
-            (model_kwargs["attention_mask"] == 0).sum(-1).tolist() if _given(model_kwargs) else [0] * len(input_ids)
+            (model_kwargs["attention_mask"] == 0).sum(-1).tolist() if has_mask(model_kwargs) else [0] * len(input_ids)
         )
-        self._skips = {type(callback).__name__ for callback in [*logits_processor, *stopping_criteria]} <= _ROW_LOCAL
+        self._skips = {type(callback).__name__ for callback in [*logits_processor, *stopping_criteria]} <= ROW_LOCAL
         rows = [
             self._new_row(
                 guided[0].for_row(index, len(input_ids)),
@@ -198,7 +185,7 @@ class _Drafting:
         )
         guided[0].follow_rows(input_ids, [_guided_of(row.processors) for row in rows])
         if generation_config.return_dict_in_generate:
-            return GenerateDecoderOnlyOutput(sequences=sequences, **{_cache_name(model_kwargs): cache})
+            return GenerateDecoderOnlyOutput(sequences=sequences, **{cache_name(model_kwargs): cache})
         return sequences
 
     def _plain(
@@ -214,16 +201,23 @@ class _Drafting:
         _log.info("generating plainly: %s", reason)
         if not self._warned:
             self._warned = True
-            warnings.warn(f"grammar_drafting generates plainly here: {reason}", UserWarning, stacklevel=4)
+            warnings.warn(f"grammar_drafting generates plainly here: {reason}", UserWarning, stacklevel=5)
         method = model._beam_search if generation_config.num_beams > 1 else model._sample
-        return method(
-            input_ids,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            generation_config=generation_config,
-            **({} if generation_config.num_beams > 1 else {"streamer": self._streamer}),
-            **model_kwargs,
-        )
+        counter = model.register_forward_hook(self._count)
+        try:
+            return method(
+                input_ids,
+                logits_processor=logits_processor,
+                stopping_criteria=stopping_criteria,
+                generation_config=generation_config,
+                **({} if generation_config.num_beams > 1 else {"streamer": self._streamer}),
+                **model_kwargs,
+            )
+        finally:
+            counter.remove()
+
+    def _count(self, *_: Any) -> None:
+        self.num_forwards += 1
 
     def _new_row(
         self,
@@ -258,11 +252,11 @@ class _Drafting:
         model_kwargs: dict[str, Any],
     ) -> Any:
         device = input_ids.device
-        cache_name = _cache_name(model_kwargs)
-        cache = model_kwargs[cache_name]
+        name = cache_name(model_kwargs)
+        cache = model_kwargs[name]
         if hasattr(cache, "activate_past_recording"):
             cache.activate_past_recording()
-        flags = model_kwargs["attention_mask"].long() if _given(model_kwargs) else torch.ones_like(input_ids)
+        flags = model_kwargs["attention_mask"].long() if has_mask(model_kwargs) else torch.ones_like(input_ids)
         mask = flags.new_empty((len(rows), 0))  # slots in the cache that are in use
         pad = _pad_id(generation_config)
         prompts = [row.token_ids for row in rows]  # left padding included
@@ -283,7 +277,7 @@ class _Drafting:
                 position_ids=(cached + in_use.cumsum(-1) - 1).clamp(min=0),
                 use_cache=True,
                 return_dict=True,
-                **{cache_name: cache},
+                **{name: cache},
                 **({"logits_to_keep": width - first} if model._supports_logits_to_keep() else {}),
             ).logits[:, first - width :]
             self.num_forwards += 1
@@ -363,61 +357,10 @@ class _Drafting:
         return legal[0] if legal else None
 
 
-def _given(model_kwargs: dict[str, Any]) -> bool:
-    return model_kwargs.get("attention_mask") is not None
-
-
 def _guided_of(processors: Sequence[Any]) -> GuidedLogitsProcessor:
     return next(processor for processor in processors if isinstance(processor, GuidedLogitsProcessor))
-
-
-def _cache_name(model_kwargs: dict[str, Any]) -> str:
-    """The name of the cache: transformers 5.24 calls it `cache`, earlier versions `past_key_values`."""
-    return "cache" if "cache" in model_kwargs else "past_key_values"
 
 
 def _pad_id(generation_config: Any) -> int:
     pad = getattr(generation_config, "_pad_token_tensor", None)
     return 0 if pad is None else int(pad)
-
-
-def _why_not(
-    model: Any,
-    input_ids: torch.Tensor,
-    callbacks: Sequence[Any],
-    generation_config: Any,
-    model_kwargs: dict[str, Any],
-) -> str | None:
-    """Say what the loop cannot serve here, or None."""
-    if getattr(model.config, "is_encoder_decoder", False):
-        return "the model is not a causal decoder"
-    if generation_config.num_beams > 1:
-        return "beams are reordered at every step; pass num_beams=1"
-    if input_ids.shape[1] == 0 or "inputs_embeds" in model_kwargs:
-        return "the prompt is given as inputs_embeds; pass input_ids"
-    unknown = sorted(name for name in set(model_kwargs) - _KNOWN_INPUTS if model_kwargs[name] is not None)
-    if unknown:
-        return f"the model takes further inputs ({', '.join(unknown)})"
-    cache = model_kwargs.get(_cache_name(model_kwargs))
-    if (
-        not isinstance(cache, DynamicCache)
-        or type(cache) is not DynamicCache
-        or not getattr(cache, "is_croppable", True)
-    ):
-        return f"the cache ({type(cache).__name__}) cannot be cut back; pass cache_implementation='dynamic'"
-    if cache.get_seq_length():
-        return "past_key_values already holds tokens"
-    if any(getattr(layer, "is_sliding", False) for layer in getattr(cache, "layers", ())):
-        return "the model's attention slides, and slots of refused drafts would count in its window"
-    mask = model_kwargs.get("attention_mask")
-    if mask is not None and (mask.dim() != 2 or bool((mask.diff(dim=1) < 0).any())):
-        return "the attention mask does more than leave out padding on the left"
-    for name in _OUTPUT_OPTIONS:
-        if getattr(generation_config, name, False):
-            return f"{name} needs one forward pass a token"
-    names = {type(callback).__name__ for callback in callbacks}
-    if "UnbatchedClassifierFreeGuidanceLogitsProcessor" in names:
-        return "guidance_scale runs the model a second time at every step"
-    if input_ids.shape[0] > 1 and (several := sorted(names - _ROW_LOCAL)):
-        return f"{', '.join(several)} may tell the rows of a batch apart, and rows are processed one by one"
-    return None

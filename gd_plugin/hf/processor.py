@@ -359,6 +359,16 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         session.recorder.record(ids, scores, out, open_rows, num_legal, clock)
         return out
 
+    def check_budget(self, num_rows: int = 1) -> None:
+        """Raise what the first step of a call with `num_rows` rows would raise about `max_new_tokens`.
+
+        Raises:
+            ValueError: it is below the shortest completion known of a row's guide; the message has the number.
+        """
+        budget = self._new_budget(num_rows)
+        if budget is not None:
+            budget.check()
+
     def _new_budget(self, num_rows: int) -> Budget | None:
         if self._max_new_tokens is None:
             return None

@@ -1,6 +1,7 @@
 """Drafting changes the number of forward passes and nothing else."""
 
 import random
+import threading
 from collections import Counter
 from typing import Any
 
@@ -205,6 +206,7 @@ def test_what_cannot_be_served_is_generated_plainly_and_said_once(kit: Kit) -> N
             output = generate(kit, PROMPTS[:1], processor, **options)
         (result,) = processor.results(output)
         assert CASE["choice"].is_complete(result.text or "")
+        assert drafting.num_forwards > 0  # type: ignore[attr-defined]
 
 
 def test_output_forms_and_a_streamer(kit: Kit) -> None:
@@ -235,6 +237,32 @@ def test_wrong_arguments_are_refused_before_any_forward_pass(kit: Kit) -> None:
         gd.grammar_drafting(num_draft_tokens=0)
     with pytest.raises(ValueError, match="GuidedLogitsProcessor"):
         generate(kit, PROMPTS, [], custom_generate=gd.grammar_drafting())
+
+
+def test_a_small_budget_is_refused_before_any_forward_pass(kit: Kit) -> None:
+    drafting = gd.grammar_drafting()
+    processor = processor_for(kit, [CASE["choice"].guide, GUIDE], max_new_tokens=3)
+    with pytest.raises(ValueError, match=r"row 1: max_new_tokens=3 is too small.* at least max_new_tokens=\d+"):
+        generate(kit, PROMPTS, processor, custom_generate=drafting)
+    assert drafting.num_forwards == 0  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="streamer"):
+        gd.grammar_drafting(streamer=5)
+
+
+def test_threads_share_a_callable(kit: Kit) -> None:
+    drafting = gd.grammar_drafting()
+    plain = generate(kit, PROMPTS[:1], processor_for(kit, GUIDE)).tolist()
+    outputs: list[Any] = []
+
+    def run() -> None:
+        outputs.append(generate(kit, PROMPTS[:1], processor_for(kit, GUIDE), custom_generate=drafting).tolist())
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outputs == [plain] * 3
 
 
 def test_rows_end_with_their_stop_token(kit: Kit) -> None:
