@@ -13,7 +13,8 @@ import pytest
 import gd_plugin as gd
 from gd_plugin.grammars.backends.registry import create_backend
 from gd_plugin.guides.schema import normalise, schema_problems, to_llguidance
-from gd_plugin.guides.schema.support import support_table
+from gd_plugin.guides.schema.reading import known_keywords
+from gd_plugin.guides.schema.support import SUPPORT, support_table, xgrammar_problems
 
 pytest.importorskip("llguidance")
 
@@ -371,6 +372,30 @@ def test_hostile_schemas_end(name):
 def test_document_has_the_table():
     path = pathlib.Path(__file__).parents[2] / "docs" / "schemas.md"
     assert path.read_text(encoding="utf-8").endswith(support_table())
+
+
+def test_the_table_names_every_keyword_that_is_read():
+    read_with_another = {"then", "else", "minContains", "maxContains", "$anchor", "$id", "$defs", "definitions"}
+    assert set(SUPPORT) == set(known_keywords()) | read_with_another
+
+
+@pytest.mark.parametrize("keyword", SUPPORT)
+def test_the_table_says_what_xgrammar_is_given(keyword):
+    values = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}, "type": "string", "enum": ["a"], "const": "a"}
+    values |= {"anyOf": [{"type": "null"}, {"type": "string"}], "properties": {"a": {"type": "null"}}, "required": []}
+    values |= {"additionalProperties": {"type": "null"}, "items": {"type": "null"}, "minItems": 1, "maxItems": 2}
+    around = {"properties": {"type": "object", "additionalProperties": False}, "items": {"type": "array"}}
+    around |= {
+        "additionalProperties": {"type": "object"},
+        "required": {"type": "object", "additionalProperties": False},
+    }
+    around |= {key: {"type": "array", "items": {"type": "null"}} for key in ["minItems", "maxItems"]}
+    around |= {"$ref": {"$defs": values["$defs"]}, "$defs": {"type": "null"}}
+    schema = {keyword: values.get(keyword, {}), **around.get(keyword, {})}
+    refused = any(problem.keyword == keyword for problem in xgrammar_problems(json.dumps(schema), False))
+    if keyword == "definitions":
+        return
+    assert refused == (SUPPORT[keyword]["xgrammar"] == "refused")
 
 
 UNSOUND_IN_XGRAMMAR = [

@@ -2,7 +2,7 @@
 
 In:         a schema as a JSON value        Out: `Normal`, then grammar text for an engine
 May import: the standard library, gd_plugin.errors, gd_plugin.guides.report
-Read:       graph (the whole), reading (keywords), branches (merging), languages, emit
+Read:       graph (the whole), reading and the keyword modules beside it, branches (merging), languages, emit, members
 """
 
 from gd_plugin.guides.schema.emit import to_llguidance

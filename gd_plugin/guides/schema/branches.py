@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gd_plugin.errors import GuideTooLargeError, UnsupportedGuideError
+from gd_plugin.guides.schema.digits import TooComplexError
 from gd_plugin.guides.schema.languages import EMPTY, Language, Words, alt, both, is_empty, matches, negate, words
-from gd_plugin.guides.schema.numbers import ANY_NUMBER, Numbers, TooComplexError
+from gd_plugin.guides.schema.number_language import number_language
+from gd_plugin.guides.schema.numbers import ANY_NUMBER, Numbers
 from gd_plugin.guides.schema.patterns import compile_pattern
 from gd_plugin.guides.schema.shapes import (
     ArrayShape,
@@ -215,7 +217,7 @@ class Branch:
         if numbers.values == frozenset():
             return
         try:
-            language = numbers.language()
+            language = number_language(numbers)
         except TooComplexError as error:
             pointer = self.number_pointer or "#"
             raise refusal(pointer, pointer.rsplit("/", 1)[-1], f"cannot be written as a language: {error}") from error

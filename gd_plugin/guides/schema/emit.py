@@ -12,6 +12,7 @@ from gd_plugin.errors import GuideTooLargeError
 from gd_plugin.guides.report import Problem
 from gd_plugin.guides.schema.languages import text
 from gd_plugin.guides.schema.members import MAX_UNORDERED, PropertyOrder, is_orderable, members, when
+from gd_plugin.guides.schema.number_language import number_language
 from gd_plugin.guides.schema.shapes import ArrayShape, Literal, Normal, NumberShape, ObjectShape, Shape, TextShape
 from gd_plugin.guides.schema.spelling import Spelling
 
@@ -118,7 +119,7 @@ class _Writer:
         if isinstance(shape, Literal):
             return f'"{shape.word}"'
         if isinstance(shape, NumberShape):
-            return self.terminal(self.spelling.number(shape.numbers.language()))
+            return self.terminal(self.spelling.number(number_language(shape.numbers)))
         if isinstance(shape, TextShape):
             return self.terminal(self.spelling.json_text(shape.language))
         if isinstance(shape, ArrayShape):
