@@ -3,7 +3,7 @@
 A processor with a report and one without take turns at the steps of the same prepared rows of random scores. What it does
 not show: a model's step, next to which both are small, and a GPU.
 
-    python benchmarks/report_cost.py [--rounds 5] [--steps 60] [--json FILE]
+    python benchmarks/report_cost.py [--rounds 3] [--steps 20] [--json FILE]
 """
 
 import argparse
@@ -49,8 +49,8 @@ def seconds_a_call(processor: gd.GuidedLogitsProcessor, scores: torch.Tensor, st
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--json")
     arguments = parser.parse_args()
     print(machine(["torch", "transformers"]), f"{torch.get_num_threads()} threads\n")

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import click
 
-from gd_plugin.cli.inputs import UserError
+from gd_plugin.cli.inputs import MAX_TEXT_BYTES, UserError
 from gd_plugin.errors import GuidedDecodingError, GuideError
 from gd_plugin.version import __version__
 
@@ -107,8 +107,17 @@ def _gd_plugin(verbose: int) -> None:
 @click.option(
     "--keep-newline", is_flag=True, help="The final newline of a file or of standard input belongs to the text."
 )
+@click.option(
+    "--max-bytes",
+    default=MAX_TEXT_BYTES,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Longest file that is checked.",
+)
 @_json_option
-def check(guide: str, texts: tuple[str, ...], tokenizer: str | None, keep_newline: bool, as_json: bool) -> int:
+def check(
+    guide: str, texts: tuple[str, ...], tokenizer: str | None, keep_newline: bool, max_bytes: int, as_json: bool
+) -> int:
     """Tell whether texts match a guide; without texts, whether the guide itself is sound.
 
     A text is the name of a file, "-" for standard input, or the text itself. The first bad position is underlined.
@@ -116,7 +125,7 @@ def check(guide: str, texts: tuple[str, ...], tokenizer: str | None, keep_newlin
     """
     from gd_plugin.cli.checking import check_texts
 
-    return check_texts(guide, texts, tokenizer, keep_newline=keep_newline, as_json=as_json)
+    return check_texts(guide, texts, tokenizer, keep_newline=keep_newline, max_bytes=max_bytes, as_json=as_json)
 
 
 @_gd_plugin.command(epilog=_GUIDE_HELP)

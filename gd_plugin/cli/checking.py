@@ -18,7 +18,13 @@ __all__ = ["check_texts", "expected_text", "print_verdict", "verdict_record"]
 
 
 def check_texts(
-    guide_name: str, arguments: Sequence[str], tokenizer_name: str | None, *, keep_newline: bool, as_json: bool
+    guide_name: str,
+    arguments: Sequence[str],
+    tokenizer_name: str | None,
+    *,
+    keep_newline: bool,
+    max_bytes: int,
+    as_json: bool,
 ) -> int:
     """Check every text and return the exit code.
 
@@ -40,7 +46,7 @@ def check_texts(
                 stdout().print(f"{printable(guide_name)}: {printable(problem.message)}", markup=False)
         return 0 if report.ok else 1
     # all are read before the first is judged: a missing file is no answer about the others
-    texts = [read_text(a, n, keep_newline=keep_newline) for n, a in enumerate(arguments, 1)]
+    texts = [read_text(a, n, keep_newline=keep_newline, max_bytes=max_bytes) for n, a in enumerate(arguments, 1)]
     vocabulary = None if tokenizer_name is None else Vocabulary.from_tokenizer(load_tokenizer(tokenizer_name))
     verdicts = [validate(guide, text.text, tokenizer=vocabulary) for text in texts]
     if as_json:

@@ -21,8 +21,8 @@ from gd_plugin.guides.guide import Guide, GuideType
 
 __all__ = ["MAX_TEXT_BYTES", "NamedText", "UserError", "load_model", "load_tokenizer", "read_guide", "read_text"]
 
-# a text is checked byte by byte, which takes some microseconds each
-MAX_TEXT_BYTES: Final = 16 << 20
+# a text is checked byte by byte: 200 KB take some six seconds
+MAX_TEXT_BYTES: Final = 256 << 10
 _GUIDE_KEYS: Final = frozenset(kind.value for kind in GuideType)
 # what tells a schema that happens to have a key of one of those names
 _SCHEMA_KEYS: Final = frozenset(
@@ -78,22 +78,23 @@ def read_guide(argument: str) -> Guide:
     raise UserError(f"{argument}: a guide's file name ends in {_GUIDE_SUFFIXES}; or write module:Model for a type")
 
 
-def read_text(argument: str, number: int, *, keep_newline: bool = False) -> NamedText:
+def read_text(argument: str, number: int, *, keep_newline: bool = False, max_bytes: int = MAX_TEXT_BYTES) -> NamedText:
     """Return the text of an argument: "-" is standard input, the name of a file its content, anything else itself.
 
     Args:
         argument: what was typed.
         number: place among the texts, from 1.
         keep_newline: the final newline of a file or of standard input is part of the text.
+        max_bytes: longest file or standard input.
 
     Raises:
         UserError: not UTF-8, too long, or a folder.
     """
     if argument == "-":
-        data: bytes | None = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
+        data: bytes | None = sys.stdin.buffer.read(max_bytes + 1)
         name = "standard input"
     elif _is_path(argument):
-        data = _read_file(Path(argument), MAX_TEXT_BYTES, "text")
+        data = _read_file(Path(argument), max_bytes, "text")
         name = argument
     else:
         try:
@@ -101,8 +102,8 @@ def read_text(argument: str, number: int, *, keep_newline: bool = False) -> Name
         except UnicodeEncodeError as error:
             raise UserError(f"text {number} is not UTF-8: byte {error.start} cannot be read") from None
         return NamedText(f"text {number}", argument)
-    if data is None or len(data) > MAX_TEXT_BYTES:
-        raise UserError(f"{name}: longer than {MAX_TEXT_BYTES >> 20} MiB, which is more than a model writes at once")
+    if data is None or len(data) > max_bytes:
+        raise UserError(f"{name}: longer than {max_bytes} bytes; check takes longer texts with --max-bytes")
     text = _decoded(data, name)
     return NamedText(name, text if keep_newline else _without_final_newline(text))
 
