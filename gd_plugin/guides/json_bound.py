@@ -157,8 +157,10 @@ def _text(language: Language) -> int:
 
 
 def _has_zero(numbers: Numbers) -> bool:
-    return (numbers.low is None or (numbers.low, numbers.low_open) <= (0, False)) and (
-        numbers.high is None or (numbers.high, not numbers.high_open) >= (0, True)
+    low, high = numbers.low, numbers.high
+    return not (
+        (low is not None and (low > 0 or (low == 0 and numbers.low_open)))
+        or (high is not None and (high < 0 or (high == 0 and numbers.high_open)))
     )
 
 
