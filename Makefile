@@ -48,7 +48,7 @@ release: $(VENV)/.dev
 	$(BIN)/python tools/release.py $(VERSION) $(ARGS)
 
 bench: $(VENV)/.dev
-	for script in benchmarks/generate_overhead.py benchmarks/backends.py benchmarks/apply_cpu.py benchmarks/engine_step.py benchmarks/capture_step.py; do $(BENCHMARK) $$script || exit 1; done
+	for script in benchmarks/generate_overhead.py benchmarks/matcher_overhead.py benchmarks/apply_cpu.py benchmarks/engine_step.py benchmarks/capture_step.py; do $(BENCHMARK) $$script || exit 1; done
 
 gpu-check: $(VENV)/.dev
 	$(BENCHMARK) benchmarks/gpu_check.py $(ARGS)

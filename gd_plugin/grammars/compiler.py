@@ -18,12 +18,19 @@ from functools import partial
 from typing import NamedTuple
 
 from gd_plugin.config import GuidedDecodingConfig
-from gd_plugin.errors import BackendNotInstalledError, GuideError, GuideTooLargeError, UnsupportedGuideError
+from gd_plugin.errors import (
+    BackendNotInstalledError,
+    GuideError,
+    GuideTooLargeError,
+    UnsatisfiableGuideError,
+    UnsupportedGuideError,
+)
 from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, backend_names, create_backend
 from gd_plugin.grammars.background import BackgroundThreads
 from gd_plugin.grammars.canonical import CanonicalGrammar
 from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.grammars.reasoning import ReasoningGrammar
+from gd_plugin.grammars.spellable import is_spellable
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.grammars.worker import CompileWorker, fill_first_row
 from gd_plugin.guides.guide import Guide, GuideType, check_guide
@@ -32,7 +39,7 @@ from gd_plugin.guides.report import Problem
 from gd_plugin.guides.schema import narrower_in_xgrammar, normal_form
 from gd_plugin.guides.structural_tag import embedded_schemas, tag_begin
 
-__all__ = ["CacheInfo", "GrammarMatcherFactory", "shared_factory"]
+__all__ = ["CacheInfo", "GrammarMatcherFactory", "cheapest_first", "shared_factory"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +54,7 @@ _MAX_SCHEMA_HERE = 200_000
 # takes seconds to start, where llguidance takes tens of milliseconds.
 _LAZY_WEIGHT = 5_000
 # Characters with repeats written out from which llguidance is tried before xgrammar: at 60 its compiler and first masks take
-# 20 ms where xgrammar takes a second (benchmarks/bench_backends.py).
+# 20 ms where xgrammar takes a second (benchmarks/guide_costs.py).
 _LAZY_POSITIONS = 50
 # Factories that `shared_factory` keeps: one a model and configuration in use.
 _SHARED_FACTORIES = 4
@@ -276,7 +283,7 @@ class GrammarMatcherFactory:
             return self._compile_with(self.config.backend, guide, "chosen by the caller")
         refused: dict[str, GuideError] = {}
         missing: dict[str, str] = {}
-        names = _cheapest_first(guide)
+        names = cheapest_first(guide)
         for name in names:
             try:
                 reason = "cheapest backend that enforces all of the guide"
@@ -324,13 +331,20 @@ class GrammarMatcherFactory:
         if large and not (problems and exactly):
             problems, data = self._worker.compile(name, guide)
         if problems and exactly:
-            raise _refusal(name, problems)
+            raise _refusal(name, guide, problems)
         if data is None:
             compiled = backend.compile(guide)
         else:
             compiled = backend.load(guide, data)
             # the worker has shown that this mask ends; the first request need not wait for it
             fill_first_row(compiled, self.vocabulary)
+        if is_spellable(compiled, self.vocabulary) is False:
+            raise UnsatisfiableGuideError(
+                f"#: no tokens of this vocabulary spell a text that the {guide.guide_type.value} guide allows",
+                pointer="#",
+                keyword="tokenizer",
+                hint="use the vocabulary of the model that generates, or allow a text that its tokens spell",
+            )
         compiled.reason = reason
         compiled.not_enforced = tuple(problems)
         if problems:
@@ -363,7 +377,7 @@ def _is_read_here(guide: Guide) -> bool:
     return len(guide.guide) <= limit
 
 
-def _cheapest_first(guide: Guide) -> list[str]:
+def cheapest_first(guide: Guide) -> list[str]:
     """Return the backends in the order to try; docs/language.md has the measurements behind it."""
     names = list(backend_names())
     if guide.guide_type is GuideType.JSON_SCHEMA:
@@ -378,14 +392,16 @@ def _cheapest_first(guide: Guide) -> list[str]:
     return names
 
 
-def _refusal(name: str, problems: list[Problem]) -> UnsupportedGuideError:
+def _refusal(name: str, guide: Guide, problems: list[Problem]) -> UnsupportedGuideError:
     first = problems[0]
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return UnsupportedGuideError(
         f"{first.pointer}: {name} cannot enforce {first.keyword}: {first.message}{more}",
         pointer=first.pointer,
         keyword=first.keyword,
-        hint="change the construct, use another backend, or pass strict=False to drop it",
+        hint="change the construct, use another backend, or pass strict=False to drop it"
+        if guide.guide_type is GuideType.JSON_SCHEMA
+        else "change the guide, or use another backend",
         reasons={name: first.message},
     )
 

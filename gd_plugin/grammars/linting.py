@@ -8,23 +8,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gd_plugin.config import GuidedDecodingConfig
-from gd_plugin.errors import BackendNotInstalledError, GuideError, UnsatisfiableGuideError
+from gd_plugin.errors import (
+    BackendNotInstalledError,
+    CompileTimeoutError,
+    GuideError,
+    UnsatisfiableGuideError,
+    UnsupportedGuideError,
+)
 from gd_plugin.grammars.backends.registry import Backend, backend_names, create_backend
 from gd_plugin.grammars.closing import completion_bound, minimum_tokens
 from gd_plugin.grammars.compiler import GrammarMatcherFactory
-from gd_plugin.grammars.spelling import Speller
+from gd_plugin.grammars.spellable import is_spellable
 from gd_plugin.grammars.validation import byte_vocabulary
 from gd_plugin.grammars.vocabulary import Vocabulary
-from gd_plugin.guides.expression import NOTHING, CharSet, Literal, Node, char_set, num_positions
 from gd_plugin.guides.guide import Guide
-from gd_plugin.guides.language import TEXT_KINDS, language_of
+from gd_plugin.guides.language import TEXT_KINDS
+from gd_plugin.guides.limits import num_written_positions
 from gd_plugin.guides.report import Problem
-from gd_plugin.masks.bitmask import allocate_token_bitmask, row_has_valid_token
 
 __all__ = ["LintReport", "lint"]
-
-_LAST_LATIN = 0x24F
-_PRINTABLE = frozenset(range(0x20, 0x7F))
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class LintReport:
         completion_bound: tokens that complete the guide from anywhere; None if no such bound is proven, and then under
             `max_new_tokens` every step is checked as if it were near the limit.
         size: characters of the guide with its repeats written out, what compile cost grows with; None for JSON guides.
+        compile_s: per backend that can tell without trying (outlines-core), about how long compiling takes at most;
+            nothing for a backend that refuses the guide, also because it would take longer than `compile_timeout_s`.
     """
 
     ok: bool
@@ -54,6 +58,7 @@ class LintReport:
     shortest: int | None = None
     completion_bound: int | None = None
     size: int | None = None
+    compile_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def lint(guide: Guide, *, tokenizer: Any = None) -> LintReport:
@@ -73,53 +78,59 @@ def lint(guide: Guide, *, tokenizer: Any = None) -> LintReport:
         vocabulary = tokenizer or byte_vocabulary()
     else:
         vocabulary = Vocabulary.from_tokenizer(tokenizer)
-    problems, backends = _ask_backends(guide, vocabulary)
+    problems, backends, compile_s = _ask_backends(guide, vocabulary)
     chosen, satisfiable, shortest = None, None, None
+    spellable = None
     try:
         compiled = GrammarMatcherFactory(vocabulary).compile(guide)
     except UnsatisfiableGuideError as error:
-        satisfiable = False
-        problems.append(_problem(error, ""))
-    except GuideError as error:
+        satisfiable = tokenizer is not None and _is_satisfiable(guide)
+        spellable = False if satisfiable else None
+        problems.insert(0, _problem(error, ""))
+    except UnsupportedGuideError as error:
+        # the backends have said so, unless none is installed
         if not problems:
             problems.append(_problem(error, ""))
+    except (GuideError, CompileTimeoutError) as error:
+        problems.insert(0, _problem(error, ""))
     else:
         chosen, satisfiable = compiled.backend, True
         shortest = minimum_tokens(compiled, vocabulary)
-    spellable = None
-    if tokenizer is not None and satisfiable:
-        spellable = _is_spellable(guide, vocabulary)
-        if spellable is False:
-            problems.append(
-                Problem("#", "tokenizer", "", "no tokens of this vocabulary spell a text that the guide allows")
-            )
+        if tokenizer is not None:
+            spellable = True if shortest is not None else is_spellable(compiled, vocabulary)
     return LintReport(
-        ok=chosen is not None and spellable is not False,
+        ok=chosen is not None,
         backend=chosen,
         problems=problems,
         backends=backends,
         satisfiable=satisfiable,
         spellable=spellable,
         shortest=shortest,
-        completion_bound=completion_bound(guide, vocabulary, GuidedDecodingConfig()) if satisfiable else None,
+        completion_bound=completion_bound(guide, vocabulary, GuidedDecodingConfig()) if chosen else None,
+        compile_s=compile_s,
         size=_size(guide),
     )
 
 
-def _ask_backends(guide: Guide, vocabulary: Vocabulary) -> tuple[list[Problem], dict[str, str]]:
-    """Return every backend's problems, and one line for each backend."""
+def _ask_backends(guide: Guide, vocabulary: Vocabulary) -> tuple[list[Problem], dict[str, str], dict[str, float]]:
+    """Return every backend's problems, one line for each backend, and what compiling is estimated to take."""
     plain = Guide(guide.guide_type, guide.guide, guide.start)
     problems: list[Problem] = []
     lines: dict[str, str] = {}
+    compile_s: dict[str, float] = {}
     for name in backend_names():
         try:
-            found = _problems(create_backend(name, vocabulary, GuidedDecodingConfig()), plain)
+            backend = create_backend(name, vocabulary, GuidedDecodingConfig())
         except BackendNotInstalledError as error:
             lines[name] = str(error)
             continue
+        found = _problems(backend, plain)
+        estimate = None if found else backend.estimate_compile_s(plain)
+        if estimate is not None:
+            compile_s[name] = estimate
         problems.extend(found)
         lines[name] = f"{found[0].pointer}: {found[0].message}" if found else "enforces all of it"
-    return problems, lines
+    return problems, lines, compile_s
 
 
 def _problems(backend: Backend, guide: Guide) -> list[Problem]:
@@ -129,47 +140,23 @@ def _problems(backend: Backend, guide: Guide) -> list[Problem]:
         return [_problem(error, backend.name)]
 
 
-def _problem(error: GuideError, backend: str) -> Problem:
+def _problem(error: GuideError | CompileTimeoutError, backend: str) -> Problem:
+    if isinstance(error, CompileTimeoutError):
+        return Problem("#", "compile_timeout_s", backend, str(error))
     return Problem(error.pointer or "#", error.keyword or type(error).__name__, backend, str(error))
 
 
+def _is_satisfiable(guide: Guide) -> bool:
+    """Tell whether a guide that a tokenizer's tokens do not spell has a text that bytes do."""
+    try:
+        GrammarMatcherFactory(byte_vocabulary()).compile(guide)
+    except GuideError:
+        return False
+    return True
+
+
 def _size(guide: Guide) -> int | None:
-    if guide.guide_type not in TEXT_KINDS:
+    try:
+        return num_written_positions(guide) if guide.guide_type in TEXT_KINDS else None
+    except GuideError:
         return None
-    return sum(num_positions(node) for node in language_of(guide).rules.values())
-
-
-def _is_spellable(guide: Guide, vocabulary: Vocabulary) -> bool | None:
-    """Tell whether tokens can spell a text of the guide; None if that is not known."""
-    speller = Speller.of(vocabulary)
-    if guide.guide_type in TEXT_KINDS:
-        # with all that cannot be spelled made impossible, is anything left?
-        left = language_of(guide).mapped(lambda leaf: _spelled(leaf, speller)).productive()
-        if left.rules[left.start] != NOTHING:
-            return True
-    elif all(speller.spell(bytes([byte])) is not None for byte in _PRINTABLE | set(guide.guide.encode())):
-        # JSON needs no more than these, and what the guide itself writes out
-        return True
-    # tokens may spell together what they cannot apart
-    row = allocate_token_bitmask(1, vocabulary.vocab_size)
-    GrammarMatcherFactory(vocabulary).create(guide).fill_next_token_bitmask(row, 0)
-    return None if row_has_valid_token(row[0], vocabulary.vocab_size) else False
-
-
-def _spelled(leaf: Node, speller: Speller) -> Node:
-    """Return the part of a leaf that tokens can spell."""
-    if isinstance(leaf, Literal):
-        return leaf if speller.spell(leaf.text.encode()) is not None else NOTHING
-    if isinstance(leaf, CharSet):
-        kept: list[tuple[int, int]] = []
-        for low, high in leaf.ranges:
-            # Latin letters one by one; of the rest of a large range, a few characters tell
-            step = max(1, (high - low) // 256)
-            latin = range(low, min(high, _LAST_LATIN) + 1)
-            kept.extend((code, code) for code in {*latin, *range(low, high + 1, step)} if _spells(speller, code))
-        return char_set(kept)
-    return leaf
-
-
-def _spells(speller: Speller, code: int) -> bool:
-    return not 0xD800 <= code <= 0xDFFF and speller.spell(chr(code).encode()) is not None

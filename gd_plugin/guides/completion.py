@@ -69,6 +69,11 @@ class Completion:
         rest = self._cheapest_way(1 << best[1], at_start=False)
         return None if rest is None else chr(best[2]).encode()[-missing:] + rest
 
+    def state(self, text: bytes) -> tuple[int | None, bytes]:
+        """Return where `text` leads: texts of one state can be continued alike."""
+        whole, part = _split(text)
+        return self._state_after(whole), part
+
     def _following(self, state: int, *, at_start: bool) -> int:
         if at_start:
             return self._first

@@ -201,6 +201,8 @@ class _Parser:
             scanner.refuse("the exception A - B", "write the remaining alternatives out", begin)
         if character == "<":
             scanner.refuse("a token by name or id", "write its text as a literal", begin)
+        if scanner.text.startswith("/*", begin):
+            scanner.fail("the comment is not closed", begin, hint="close it with */")
         return scanner.fail(
             f"expected a literal, a class, a rule or a group, found {character!r}",
             hint='write text as "text", sets of characters as [a-z]',

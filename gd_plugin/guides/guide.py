@@ -223,6 +223,10 @@ class Guide:
             raise InvalidGuideError(
                 "#: choice takes a list of strings, got one string", pointer="#", hint=f"pass [{options!r:.80}]"
             )
+        if isinstance(options, Mapping):
+            raise InvalidGuideError(
+                "#: choice takes a list of strings, got a mapping", pointer="#", hint="pass list(options) for its keys"
+            )
         try:
             listed = list(options)
         except TypeError as error:

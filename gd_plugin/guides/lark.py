@@ -30,7 +30,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.A)
 _HEAD = re.compile(r"[?!]{0,2}([A-Za-z_]\w*)(?:\.-?\d+)?[ \t]*:(?!:)", re.A)
 _ATTRIBUTES = re.compile(r"[?!]{0,2}[A-Za-z_]\w*(?:\.-?\d+)?\[[^\]\n]*\][ \t]*:", re.A)
 _DIRECTIVE = re.compile(r"%\w+")
-_TIMES = re.compile(r"~\s*(\d{1,9})(?:\s*\.\.\s*(\d{1,9}))?|\{\s*(\d{1,9})\s*(?:(,)\s*(\d{1,9})?)?\s*\}")
+_TIMES = re.compile(r"~\s*(\d{1,9})(?!\d)(?:\s*\.\.\s*(\d{1,9})(?!\d))?|\{\s*(\d{1,9})\s*(?:(,)\s*(\d{1,9})?)?\s*\}")
 _ALIAS = re.compile(r"->\s*\w+")
 _REGEX = re.compile(r"/((?:\\.|[^/\\\n])+)/([imslux]*)")
 _IMPORT = re.compile(r"[ \t]*common[ \t]*\.[ \t]*(?:(\w+)[ \t]*(?:->[ \t]*(\w+))?)")
@@ -285,6 +285,8 @@ class _Parser:
                 item = repeat(item, *bounds)
                 continue
             match = scanner.take(_TIMES)
+            if match is None and scanner.peek() == "~":
+                scanner.fail("this is no repeat", begin, hint="write ~2, ~2..4 or {2,4}, of nine digits at most")
             if match is None:
                 return item
             low = int(match[1] or match[3])

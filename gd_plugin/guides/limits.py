@@ -82,7 +82,8 @@ def _format_weight(node: dict[str, Any]) -> int:
     if node["type"] == "regex":
         return compile_weight(Guide(GuideType.REGEX, node["pattern"]))
     if node["type"] == "grammar":
-        return compile_weight(Guide(GuideType.EBNF_GRAMMAR, node["grammar"]))
+        kind = GuideType.LARK_GRAMMAR if node["syntax"] == "lark" else GuideType.EBNF_GRAMMAR
+        return compile_weight(Guide(kind, node["grammar"]))
     return int(node["max"] or node["min"]) if node["type"] == "repeat" else 0
 
 

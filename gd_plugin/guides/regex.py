@@ -33,6 +33,8 @@ from gd_plugin.guides.expression import (
 
 __all__ = ["MAX_REGEX_POSITIONS", "parse_regex"]
 
+# Longer patterns take seconds to be read.
+_MAX_PATTERN = 200_000
 # Nested groups: `re` recurses a few frames a level, and so do we.
 _MAX_NESTING = 100
 # Characters of a pattern with its repeats written out. Above it every engine takes minutes or gigabytes.
@@ -75,6 +77,14 @@ def parse_regex(pattern: str) -> Node:
         UnsatisfiableGuideError: no text matches.
         GuideTooLargeError: nested too deeply, or over `MAX_REGEX_POSITIONS` with its repeats written out.
     """
+    if len(pattern) > _MAX_PATTERN:
+        raise GuideTooLargeError(
+            f"#: the regex has {len(pattern)} characters, over {_MAX_PATTERN}",
+            pointer="#",
+            limit="max_regex_characters",
+            value=len(pattern),
+            hint="use Guide.choice for a list of texts, or shorten the pattern",
+        )
     _check_nesting(pattern)
     try:
         # not re.compile: what only its code generator notices is in look-behinds, which are refused anyway

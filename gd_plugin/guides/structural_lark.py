@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from gd_plugin.guides.ebnf import parse_ebnf
 from gd_plugin.guides.expression import ANYTHING, Literal, Ranges, char_set, to_rust_regex, used_ranges
 from gd_plugin.guides.grammar import Grammar, one_rule, to_lark
 from gd_plugin.guides.regex import parse_regex
+from gd_plugin.guides.structural_tag import grammar_of
 
 __all__ = ["lexer_conflict", "to_structural_lark"]
 
@@ -89,7 +89,7 @@ def _edges(node: dict[str, Any]) -> _Edges:
     if kind == "regex":
         return _characters(one_rule(parse_regex(node["pattern"])))
     if kind == "grammar":
-        return _characters(parse_ebnf(node["grammar"]))
+        return _characters(grammar_of(node))
     if kind == "any_text":
         return _FREE
     if kind == "sequence":
@@ -336,7 +336,7 @@ class _LarkWriter:
         if kind == "regex":
             return self._grammar(one_rule(parse_regex(node["pattern"])))
         if kind == "grammar":
-            return self._grammar(parse_ebnf(node["grammar"]))
+            return self._grammar(grammar_of(node))
         if kind == "any_text":
             return self._without(node["excludes"]) if node["excludes"] else self._named("W", "/(?s:.*)/")
         if kind == "sequence":

@@ -5,13 +5,14 @@ In:  the public shapes, as JSON: `{"type": "structural_tag", "format": {...}}`, 
 Out: `parse_structural_tag(spec)`, the first shape with every default written out; `to_engine_format` for xgrammar.
      guides/structural_lark.py spells it for llguidance.
 
-    const_string value        json_schema json_schema        regex pattern        grammar grammar
+    const_string value        json_schema json_schema        regex pattern        grammar grammar syntax (ebnf or lark)
     any_text excludes         to the end of the text, without `excludes`; inside a tag, to the first `end`
     sequence, or elements     optional, star, plus content   repeat content min max
     tag begin content end     tags_with_separator tags separator at_least_one stop_after_first
     triggered_tags triggers tags at_least_one stop_after_first    free text; where a trigger occurs, one of the tags that
                               begin with it must stand; at_least_one: the text begins with a tag
-Kept here: errors carry JSON pointers; formats that speak of single tokens are refused by name.
+A `type` may be left out where the fields tell it. Kept here: errors carry JSON pointers; formats that speak of single
+tokens are refused by name.
 """
 
 from collections.abc import Callable
@@ -25,12 +26,14 @@ from gd_plugin.errors import (
     UnsupportedGuideError,
 )
 from gd_plugin.guides.ebnf import parse_ebnf
-from gd_plugin.guides.grammar import one_rule, to_xgrammar_ebnf
+from gd_plugin.guides.grammar import Grammar, one_rule, to_xgrammar_ebnf
+from gd_plugin.guides.lark import parse_lark
 from gd_plugin.guides.regex import parse_regex
 
 __all__ = [
     "embedded_schemas",
     "formats",
+    "grammar_of",
     "has_inner_free_text",
     "parse_structural_tag",
     "tag_begin",
@@ -75,9 +78,20 @@ _JSON_NAMES = {
 }
 _TWO_SHAPES = 'write {"type": "structural_tag", "format": {...}}, or {"structures": [...], "triggers": [...]}'
 _A_STRUCTURE = 'write {"begin": "...", "schema": {...}, "end": "..."}'
-_TOKEN_FORMATS = frozenset(
-    {"token", "exclude_token", "any_tokens", "token_triggered_tags", "token_dispatch", "dispatch", "qwen_xml_parameter"}
-)
+_WRITE_ITS_TEXT = "write the token's text as const_string, begin, end or trigger: a guide speaks of text"
+_REFUSED_FORMATS = {
+    **dict.fromkeys(
+        ("token", "exclude_token", "any_tokens", "token_triggered_tags", "token_dispatch"), _WRITE_ITS_TEXT
+    ),
+    "dispatch": "write triggered_tags",
+    "qwen_xml_parameter": "use a style whose arguments are JSON: as XML, a schema has no exact meaning",
+}
+# fields that may be there with this value: xgrammar's own classes write them out
+_IDLE_FIELDS: dict[str, dict[str, Any]] = {
+    "json_schema": {"any_order": False, "max_whitespace_cnt": None, "excludes": []},
+    "any_text": {"max_tokens": None, "max_chars": None},
+    "triggered_tags": {"excludes": []},
+}
 
 
 def parse_structural_tag(spec: Any) -> dict[str, Any]:
@@ -111,6 +125,11 @@ def embedded_schemas(node: dict[str, Any]) -> list[tuple[str, Any]]:
 def formats(node: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a normal form's format and all those inside it."""
     return [item for _, item in _placed_formats(node)]
+
+
+def grammar_of(node: dict[str, Any]) -> Grammar:
+    """Return what a format of the type grammar means."""
+    return parse_lark(node["grammar"]) if node["syntax"] == "lark" else parse_ebnf(node["grammar"])
 
 
 def tag_begin(node: Any, pointer: str) -> str:
@@ -194,26 +213,27 @@ def _parse(node: Any, pointer: str, depth: int) -> dict[str, Any]:
             value=depth,
             hint="flatten them, or write the inner part as a grammar",
         )
-    kind = node.get("type") if isinstance(node, dict) else None
-    if kind in _TOKEN_FORMATS:
-        raise UnsupportedGuideError(
-            f"{pointer}: the format {kind} cannot be enforced: it speaks of tokens, and guides of text",
-            pointer=pointer,
-            keyword=str(kind),
-            hint="write the token's text as const_string, begin, end or trigger",
-        )
+    kind = _kind_of(node)
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None
+    if isinstance(kind, str) and kind in _REFUSED_FORMATS:
+        raise _unsupported(pointer, kind, f"the format {kind}", _REFUSED_FORMATS[kind])
     if fields is None:
         raise InvalidGuideError(
-            f"{pointer}: unknown format {kind!r}",
+            f"{pointer}: unknown format {kind!r}" if kind is not None else f"{pointer}: a format without a type",
             pointer=pointer,
             keyword="type",
             hint=f"the types are {', '.join(_FIELDS)}",
         )
-    _refuse_unknown(node, {"type", *fields}, pointer, f"the format {kind}")
+    idle = _IDLE_FIELDS.get(str(kind), {})
+    _refuse_unknown(node, {"type", *fields, *idle}, pointer, f"the format {kind}")
+    for name, default in idle.items():
+        if node.get(name, default) != default:
+            raise _unsupported(f"{pointer}/{name}", name, f"{name} of the format {kind}", f"leave {name} out")
     parsed: dict[str, Any] = {"type": kind}
     for name, (types, default) in fields.items():
         value = node.get(name, default)
+        if isinstance(value, dict) and value.get("type") == "token" and name in ("begin", "end"):
+            raise _unsupported(f"{pointer}/{name}", "token", "a token", _WRITE_ITS_TEXT)
         if value is ...:
             raise InvalidGuideError(
                 f"{pointer}: the format {kind} has no {name}", pointer=pointer, keyword=name, hint=f"add {name}"
@@ -243,6 +263,24 @@ def _parse(node: Any, pointer: str, depth: int) -> dict[str, Any]:
     return parsed
 
 
+def _kind_of(node: Any) -> Any:
+    """Return the type of a format; where it is not written, the only one that its fields fit, as xgrammar has it."""
+    if not isinstance(node, dict) or "type" in node:
+        return node.get("type") if isinstance(node, dict) else None
+    fitting = [
+        kind
+        for kind, fields in _FIELDS.items()
+        if node
+        and node.keys() <= {*fields, *_IDLE_FIELDS.get(kind, {})}
+        and {name for name, (_, default) in fields.items() if default is ...} <= node.keys()
+    ]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _unsupported(pointer: str, keyword: str, what: str, hint: str) -> UnsupportedGuideError:
+    return UnsupportedGuideError(f"{pointer}: {what} cannot be enforced", pointer=pointer, keyword=keyword, hint=hint)
+
+
 def _type_names(types: type | tuple[type, ...]) -> str:
     return " or ".join(_JSON_NAMES[kind] for kind in (types if isinstance(types, tuple) else (types,)))
 
@@ -253,23 +291,20 @@ def _check_nothing(node: dict[str, Any], pointer: str) -> None:
 
 def _check_style(node: dict[str, Any], pointer: str) -> None:
     if node["style"] != "json":
-        raise UnsupportedGuideError(
-            f"{pointer}/style: the style {node['style']!r} cannot be enforced",
-            pointer=f"{pointer}/style",
-            keyword="style",
-            hint="only json can; leave style out",
+        raise _unsupported(
+            f"{pointer}/style", "style", f"the style {node['style']!r}", "only json can; leave style out"
         )
 
 
 def _check_grammar(node: dict[str, Any], pointer: str) -> None:
-    if node["syntax"] != "ebnf":
-        raise UnsupportedGuideError(
-            f"{pointer}/syntax: the syntax {node['syntax']!r} cannot be enforced here",
+    if node["syntax"] not in ("ebnf", "lark"):
+        raise InvalidGuideError(
+            f"{pointer}/syntax: unknown syntax {node['syntax']!r}",
             pointer=f"{pointer}/syntax",
             keyword="syntax",
-            hint="write it as ebnf",
+            hint='write "ebnf" or "lark"',
         )
-    _within(pointer + "/grammar", lambda: parse_ebnf(node["grammar"]))
+    _within(pointer + "/grammar", lambda: grammar_of(node))
 
 
 def _within(pointer: str, read: Callable[[], object]) -> None:
@@ -281,6 +316,9 @@ def _within(pointer: str, read: Callable[[], object]) -> None:
 
 
 def _check_repeat(node: dict[str, Any], pointer: str) -> None:
+    if node["max"] == -1:
+        # no limit, as xgrammar writes it
+        node["max"] = None
     if node["min"] < 0 or (node["max"] is not None and node["max"] < node["min"]):
         raise UnsatisfiableGuideError(
             f"{pointer}: min is negative or over max",
@@ -338,12 +376,9 @@ def _check_content(tag: dict[str, Any], pointer: str) -> None:
             hint="give the tag an end that is not empty",
         )
     if tag["content"]["excludes"]:
-        raise UnsupportedGuideError(
-            f"{pointer}/content/excludes: text inside a tag ends at the tag's end and cannot exclude more",
-            pointer=f"{pointer}/content/excludes",
-            keyword="excludes",
-            hint="leave excludes out, or write the content as a regex",
-        )
+        what = "excludes inside a tag, whose text goes to the tag's end,"
+        hint = "leave excludes out, or write the content as a regex"
+        raise _unsupported(f"{pointer}/content/excludes", "excludes", what, hint)
 
 
 def _check_tags(node: dict[str, Any], pointer: str) -> None:
@@ -388,7 +423,7 @@ def to_engine_format(node: dict[str, Any], schema_ebnf: Callable[[Any], str]) ->
     if kind == "regex":
         return {"type": "grammar", "grammar": to_xgrammar_ebnf(one_rule(parse_regex(node["pattern"])))}
     if kind == "grammar":
-        return {"type": "grammar", "grammar": to_xgrammar_ebnf(parse_ebnf(node["grammar"]))}
+        return {"type": "grammar", "grammar": to_xgrammar_ebnf(grammar_of(node))}
     written = {
         name: [to_engine_format(item, schema_ebnf) for item in value] if name in ("elements", "tags") else value
         for name, value in node.items()

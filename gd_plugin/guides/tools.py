@@ -85,7 +85,12 @@ def tools_to_structural_tag(tools: Any, tool_choice: Any = "auto", style: str = 
             unknown; the message names the tool and its JSON pointer.
     """
     if style not in STYLES:
-        raise InvalidGuideError(f"unknown tool style {style!r}", keyword="style", hint=f"there are {', '.join(STYLES)}")
+        raise InvalidGuideError(
+            f"#/style: unknown tool style {style!r}",
+            pointer="#/style",
+            keyword="style",
+            hint=f"there are {', '.join(STYLES)}",
+        )
     form = STYLES[style]
     parsed = _read_tools(tools)
     choice = _read_choice(tool_choice, list(parsed))
@@ -171,14 +176,16 @@ def _read_choice(tool_choice: Any, names: list[str]) -> str:
     elif choice in ("auto", "required"):
         if not names:
             raise InvalidGuideError(
-                f"tool_choice is {choice!r}, but there are no tools",
+                f"#/tool_choice: tool_choice is {choice!r}, but there are no tools",
+                pointer="#/tool_choice",
                 keyword="tool_choice",
                 hint="pass tools, or tool_choice='none'",
             )
         return str(choice)
     if choice not in names:
         raise InvalidGuideError(
-            f"tool_choice names {choice!r}; the tools are {', '.join(names) or 'none'}",
+            f"#/tool_choice: tool_choice names {choice!r}; the tools are {', '.join(names) or 'none'}",
+            pointer="#/tool_choice",
             keyword="tool_choice",
             hint="name one of them, or use 'auto', 'required' or 'none'",
         )

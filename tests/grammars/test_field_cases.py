@@ -110,6 +110,8 @@ WRONG = [
     ("62 unclosed EBNF class", ebnf("root ::= [a"), INVALID, "line 1, column 12"),
     ("62 unclosed EBNF group", ebnf('root ::= ("a"'), INVALID, "line 1, column 14"),
     ("62 empty alternative", ebnf('root ::= "a" | '), INVALID, "line 1"),
+    ("62 unclosed comment", ebnf('root ::= "a" /* b'), INVALID, "line 1, column 14"),
+    ("62 repeat of too many digits", lark('start: "a"~1000000000'), INVALID, "line 1, column 11"),
     ("62 half an escape", ebnf(r'root ::= "\u12"'), INVALID, "line 1, column 11"),
     ("62 EBNF bounds", ebnf('root ::= "a"{2,1}'), INVALID, "line 1, column 13"),
     ("62 undefined rule in Lark", lark("start: a"), INVALID, "line 1, column 8"),
@@ -144,7 +146,7 @@ WRONG = [
     ("65 2 MB", schema({"enum": ["x" * 1000 + str(i) for i in range(2000)]}), TOO_LARGE, "#"),
     ("65 repeats in EBNF", ebnf('root ::= (("a"{1000}){1000}){2}'), TOO_LARGE, "line 1, column 1"),
     ("69 a bad field in the 21st of 34 tools", tools(BAD_TOOLS), INVALID, f"{IN_TOOL_20}/properties/x/type"),
-    ("69 no such tool", tools(TOOLS, "other"), INVALID, "tool_choice"),
+    ("69 no such tool", tools(TOOLS, "other"), INVALID, "#/tool_choice"),
     ("69 two of one name", tools([TOOLS[0], TOOLS[0]]), INVALID, "#/1/function/name"),
     ("69 parameters of text", tools([{"function": {"name": "f", "parameters": "x"}}]), INVALID, "#/0/function/parameters"),
 ]  # fmt: skip
@@ -165,8 +167,7 @@ def test_wrong_guides_are_told(factory, row, build, error, place):
     found = caught.value
     assert type(found) is error, repr(found)
     assert str(found).startswith(place), str(found)
-    if place != "tool_choice":
-        assert found.pointer is not None and found.pointer.startswith(place)
+    assert found.pointer is not None and found.pointer.startswith(place)
     assert found.hint and str(found).endswith(found.hint)
     if "tools" in row:
         assert '"bad"' in str(found)

@@ -345,3 +345,87 @@ def test_deep_nesting():
         spec = {"type": "optional", "content": spec}
     with pytest.raises(gd.GuideTooLargeError):
         gd.Guide.structural_tag({"format": spec})
+
+
+TAG = {"begin": "<a>", "content": {"json_schema": INTEGER}, "end": "</a>"}
+TYPED = {"type": "tag", "begin": "<a>", "content": add(INTEGER), "end": "</a>"}
+LEFT_OUT = {
+    "a tag": (TAG, TYPED),
+    "in tags with a trigger": (
+        {"type": "triggered_tags", "triggers": ["<a"], "tags": [TAG]},
+        {"type": "triggered_tags", "triggers": ["<a"], "tags": [TYPED]},
+    ),
+    "all of it": (
+        {"triggers": ["<a"], "tags": [TAG]},
+        {"type": "triggered_tags", "triggers": ["<a"], "tags": [TYPED]},
+    ),
+    "in tags with a separator": (
+        {"separator": ", ", "tags": [TAG]},
+        {"type": "tags_with_separator", "separator": ", ", "tags": [TYPED]},
+    ),
+    "leaves": (
+        {"type": "sequence", "elements": [{"value": "a"}, {"pattern": "b"}, {"grammar": 'root ::= "c"'}]},
+        {
+            "type": "sequence",
+            "elements": [
+                {"type": "const_string", "value": "a"},
+                {"type": "regex", "pattern": "b"},
+                {"type": "grammar", "grammar": 'root ::= "c"'},
+            ],
+        },
+    ),
+    "no limit of a repeat": (
+        {"type": "repeat", "content": {"pattern": "b"}, "min": 1, "max": -1},
+        {"type": "repeat", "content": {"type": "regex", "pattern": "b"}, "min": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_types_that_the_fields_tell(name):
+    short, written = LEFT_OUT[name]
+    assert gd.Guide.structural_tag({"format": short}) == gd.Guide.structural_tag({"format": written})
+
+
+@pytest.mark.parametrize("form", [{"elements": [{"value": "a"}]}, {"content": {"value": "a"}}, {}, {"begin": "<a>"}])
+def test_types_that_they_do_not_tell(form):
+    with pytest.raises(gd.InvalidGuideError, match="without a type") as caught:
+        gd.Guide.structural_tag({"format": form})
+    assert caught.value.pointer == "#/format" and caught.value.hint
+
+
+def test_specs_written_by_the_classes_of_xgrammar():
+    tags = pytest.importorskip("xgrammar.structural_tag", reason="needs xgrammar")
+    schema = tags.JSONSchemaFormat(json_schema=INTEGER)
+    tag = tags.TagFormat(begin="<a>", content=schema, end="</a>")
+    spec = tags.StructuralTag(format=tags.TriggeredTagsFormat(triggers=["<a"], tags=[tag]))
+    guide = gd.Guide.structural_tag({"format": LEFT_OUT["in tags with a trigger"][1]})
+    assert gd.Guide.structural_tag(spec.model_dump()) == guide
+    assert gd.Guide.structural_tag(spec.model_dump_json()) == guide
+
+
+def test_a_grammar_in_lark(backend, judge):
+    form = {"type": "grammar", "grammar": 'start: A "b" start | A\nA: /[xy]/', "syntax": "lark"}
+    guide = gd.Guide.structural_tag({"format": {"type": "tag", "begin": "<", "content": form, "end": ">"}})
+    if backend.problems(guide):
+        pytest.skip(f"{backend.name} refuses it: {backend.problems(guide)[0].message}")
+    asked = judge(guide)
+    for text in ["<x>", "<xby>", "<xbybx>", "<>", "<xb>", "<xy>", "x"]:
+        assert asked.accepts(text) == bool(re.fullmatch("<[xy](b[xy])*>", text)), text
+
+
+REFUSED = {
+    # format: the place of what no guide can say
+    "#/format": {"type": "token", "token": "</s>"},
+    "#/format/begin": {"type": "tag", "begin": {"type": "token", "token": 3}, "content": {"value": "a"}, "end": "b"},
+    "#/format/max_tokens": {"type": "any_text", "max_tokens": 3},
+    "#/format/any_order": {"type": "json_schema", "json_schema": INTEGER, "any_order": True},
+    "#/format/elements/0": {"type": "sequence", "elements": [{"type": "qwen_xml_parameter", "json_schema": INTEGER}]},
+}
+
+
+@pytest.mark.parametrize("place", REFUSED)
+def test_what_a_guide_cannot_say_is_refused_by_name(place):
+    with pytest.raises(gd.UnsupportedGuideError) as caught:
+        gd.Guide.structural_tag({"format": REFUSED[place]})
+    assert caught.value.pointer == place and caught.value.keyword and caught.value.hint

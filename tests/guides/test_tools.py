@@ -132,9 +132,9 @@ WRONG = [
     ([tool(), tool()], "auto", "#/1/function/name"),
     ([tool(parameters={"type": "string"})], "auto", "#/0/function/parameters"),
     ([tool(parameters=[1])], "auto", "#/0/function/parameters"),
-    ([tool()], "g", None),
-    ([tool()], {"type": "function"}, None),
-    ([], "required", None),
+    ([tool()], "g", "#/tool_choice"),
+    ([tool()], {"type": "function"}, "#/tool_choice"),
+    ([], "required", "#/tool_choice"),
 ]
 
 

@@ -214,7 +214,7 @@ def test_one_failing_request_fails_alone(kit: Kit, ready: Any) -> None:
 def test_a_dead_end_and_an_engine_failure_end_their_request_alone(kit: Kit, model: Any) -> None:
     from gd_plugin.grammars.backends import xgrammar
 
-    # no token of this vocabulary spells the byte that must come next
+    # no token of this vocabulary spells the byte behind "ab", and the model does not want the other text
     tokens = list(gd.Vocabulary.from_tokenizer(kit.tokenizer).tokens)
     vocabulary = gd.Vocabulary.from_bytes(
         [None if token and b"7" in token else token for token in tokens], stop_token_ids=[EOS]
@@ -235,7 +235,7 @@ def test_a_dead_end_and_an_engine_failure_end_their_request_alone(kit: Kit, mode
         model.continuous_batching_context_manager(generation_config=config(), **settings()) as manager,
     ):
         patch.setattr(xgrammar.XGrammarMatcher, "_engine_fill", failing)
-        manager.add_request(ids, request_id="dead", max_new_tokens=TOKENS, guide=gd.Guide.regex("ab7c"))
+        manager.add_request(ids, request_id="dead", max_new_tokens=TOKENS, guide=gd.Guide.regex("ab7c|%"))
         manager.add_request(ids, request_id="engine", max_new_tokens=TOKENS, guide=gd.Guide.regex("broken"))
         manager.add_request(ids, request_id="good", max_new_tokens=TOKENS, guide=CASE["choice"].guide)
         results = collect(manager, 3)

@@ -42,7 +42,7 @@ from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.grammar import to_lark
 from gd_plugin.guides.guide import Guide, GuideType
 from gd_plugin.guides.language import TEXT_KINDS, language_of
-from gd_plugin.guides.limits import compile_weight
+from gd_plugin.guides.limits import compile_weight, num_written_positions
 from gd_plugin.guides.report import Problem
 from gd_plugin.guides.schema import schema_problems, schema_to_lark
 from gd_plugin.guides.structural_lark import lexer_conflict, to_structural_lark
@@ -64,8 +64,10 @@ _MAX_STARTS: Final = 4
 _MAX_TOKEN_BYTES: Final = 1024
 # measured: regexes from 1.5 million on fail while masks are made, where it is too late to refuse them
 _MAX_WEIGHT: Final = 500_000
-# above it, building an engine takes tenths of a second to seconds
+# above either, building an engine takes tenths of a second to seconds; 2,000 characters that are each optional take 0.4 s,
+# a time that grows with the square of their number
 _WORKER_WEIGHT: Final = 50_000
+_WORKER_POSITIONS: Final = 1_000
 # a schema's normal form is made in counted steps, and the engine's own steps are counted
 _SCHEMA_WORKER_WEIGHT: Final = 200_000
 
@@ -273,7 +275,10 @@ class LLGuidanceBackend(Backend):
     def is_large(self, guide: Guide) -> bool:
         """See `Backend.is_large`."""
         is_schema = guide.guide_type is GuideType.JSON_SCHEMA
-        return compile_weight(guide) > (_SCHEMA_WORKER_WEIGHT if is_schema else _WORKER_WEIGHT)
+        if compile_weight(guide) > (_SCHEMA_WORKER_WEIGHT if is_schema else _WORKER_WEIGHT):
+            return True
+        # a choice is of literals, none of them optional
+        return guide.guide_type is not GuideType.CHOICE and num_written_positions(guide) > _WORKER_POSITIONS
 
     def compile(self, guide: Guide) -> CompiledGrammar:
         """See `Backend.compile`."""

@@ -149,9 +149,9 @@ class OutlinesCoreBackend(Backend):
 
     def __init__(self, vocabulary: Vocabulary, config: GuidedDecodingConfig) -> None:
         self._vocabulary = vocabulary
-        per_state_s = _BUILD_S_PER_STATE_AND_TOKEN * vocabulary.vocab_size
-        self._max_states_here = int(_MAX_BUILD_S_HERE / per_state_s)
-        affordable = int(config.compile_timeout_s / per_state_s)
+        self._per_state_s = _BUILD_S_PER_STATE_AND_TOKEN * vocabulary.vocab_size
+        self._max_states_here = int(_MAX_BUILD_S_HERE / self._per_state_s)
+        affordable = int(config.compile_timeout_s / self._per_state_s)
         self._max_states = max(1, min(affordable, _MAX_STATES))
 
     def problems(self, guide: Guide) -> list[Problem]:
@@ -180,6 +180,12 @@ class OutlinesCoreBackend(Backend):
             )
             return [Problem("#", "size", _NAME, message)]
         return []
+
+    def estimate_compile_s(self, guide: Guide) -> float | None:
+        """See `Backend.estimate_compile_s`: states times tokens. None also past what `compile_timeout_s` allows."""
+        node = to_regular(language_of(guide)) if guide.guide_type in TEXT_KINDS else None
+        states = None if node is None else estimate_states(node, self._max_states)
+        return None if states is None else states * self._per_state_s
 
     def is_large(self, guide: Guide) -> bool:
         """See `Backend.is_large`."""
@@ -245,6 +251,9 @@ def _engine_vocabulary(vocabulary: Vocabulary, end: str) -> Any:
             for token_id, token in enumerate(vocabulary.tokens):
                 if token and sentinel not in token and token_id not in vocabulary.stop_token_set:
                     ids.setdefault(token, []).append(token_id)
+            # the engine refuses a guide in which some text ends in a byte without a token; no mask has room for these
+            for byte in range(256):
+                ids.setdefault(bytes([byte]), [_SENTINEL_ID + 1 + byte])
             ids[sentinel] = [_SENTINEL_ID]
             try:
                 by_end[end] = outlines_core.Vocabulary(vocabulary.stop_token_ids[0], ids)

@@ -73,6 +73,10 @@ class Backend(ABC):
             GuideError: the guide is wrong; the message has the place in front.
         """
 
+    def estimate_compile_s(self, guide: Guide) -> float | None:
+        """Return an estimate of the seconds that compiling takes, without compiling; None where it cannot be told."""
+        return None
+
     def is_large(self, guide: Guide) -> bool:
         """Tell whether a guide should compile in another process first, which can be ended.
 

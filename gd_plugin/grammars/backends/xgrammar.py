@@ -41,7 +41,7 @@ from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.grammar import to_xgrammar_ebnf
 from gd_plugin.guides.guide import Guide, GuideType
 from gd_plugin.guides.language import TEXT_KINDS, language_of
-from gd_plugin.guides.limits import compile_weight
+from gd_plugin.guides.limits import compile_weight, num_written_positions
 from gd_plugin.guides.report import Problem
 from gd_plugin.guides.schema import normal_form, schema_problems
 from gd_plugin.guides.structural_tag import has_inner_free_text, to_engine_format
@@ -55,9 +55,12 @@ _TAKES: Final = frozenset({GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.STRU
 _MAX_COMPILE_THREADS: Final = 8
 # the option of xgrammar's compiler that leaves masks to be built when they are first needed
 _LAZY: Final = "enable_dynamic_compilation"
-# benchmarks/bench_backends.py, 152k tokens: 60 places of "\\w" weigh 44,000 and take 8 times as long eager as lazy
+# benchmarks/guide_costs.py, 152k tokens: 60 places of "\\w" weigh 44,000 and take 8 times as long eager as lazy
 _LAZY_WEIGHT: Final = 5_000
+# characters that are no choice, repeats written out: eager, 60 of [a-z ] take seconds and 500 optional ones over 15 s
+_LAZY_POSITIONS: Final = 50
 _WORKER_WEIGHT: Final = 5_000
+_WORKER_POSITIONS: Final = 500
 
 # building a TokenizerInfo sorts the whole vocabulary: once a vocabulary, whatever the configuration
 _tokenizer_infos: "weakref.WeakKeyDictionary[Vocabulary, Any]" = weakref.WeakKeyDictionary()
@@ -190,7 +193,8 @@ class XGrammarBackend(Backend):
 
     def is_large(self, guide: Guide) -> bool:
         """See `Backend.is_large`."""
-        return compile_weight(guide) > _WORKER_WEIGHT
+        limit = _WORKER_POSITIONS if self._lazy_compiler is not self._compiler else _LAZY_POSITIONS
+        return compile_weight(guide) > _WORKER_WEIGHT or _num_loose_positions(guide) > limit
 
     def compile(self, guide: Guide) -> CompiledGrammar:
         """See `Backend.compile`."""
@@ -216,7 +220,7 @@ class XGrammarBackend(Backend):
 
     def _compile(self, guide: Guide) -> Any:
         # compiled lazily, a mask costs up to 36 ms where it is first needed; else that many for each place in the guide
-        lazy = compile_weight(guide) > _LAZY_WEIGHT
+        lazy = compile_weight(guide) > _LAZY_WEIGHT or _num_loose_positions(guide) > _LAZY_POSITIONS
         compiler = self._lazy_compiler if lazy else self._compiler
         try:
             # the engine takes the end of its root rule for the end of the text: where the root refers to itself, tokens
@@ -261,6 +265,11 @@ class XGrammarBackend(Backend):
         if compact and _spaced_free_values():
             return xgrammar.Grammar.from_ebnf(_SPACED_SEPARATOR.sub(r'\1","', str(grammar)))
         return grammar
+
+
+def _num_loose_positions(guide: Guide) -> int:
+    """Return the characters of a guide that are not the fixed ones of a choice."""
+    return 0 if guide.guide_type is GuideType.CHOICE else num_written_positions(guide)
 
 
 # rules of the engine's own for values that a schema leaves free

@@ -3,7 +3,7 @@
 In:  the installed engines and real tokenizers.      Out: tables of ratios, medians with 20/80 % spread, peers interleaved.
 What the tables do not show: compiling, and other documents than this one.
 
-    python benchmarks/backends.py [--rounds N] [--width 50k] [--json FILE] [--plot FILE.svg]
+    python benchmarks/matcher_overhead.py [--rounds N] [--width 50k] [--json FILE] [--plot FILE.svg]
 """
 
 import argparse
