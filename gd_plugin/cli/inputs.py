@@ -68,7 +68,7 @@ def read_guide(argument: str) -> Guide:
     if suffix == ".json":
         return _json_guide(text)
     if not text:
-        raise InvalidGuideError(f"{argument}: the file is empty")
+        raise InvalidGuideError(f"{argument}: the file is empty", hint="write a guide into it, such as a JSON Schema")
     if suffix == ".regex":
         return Guide.regex(text)
     if suffix in (".ebnf", ".gbnf"):
