@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).with_name("interrupted.py")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "ci", "long"), [("compile", 20, 500), ("generate", 12, 500)])
+@pytest.mark.parametrize(("what", "ci", "long"), [("compile", 20, 500), ("generate", 6, 500)])
 @pytest.mark.parametrize("seed", range(pick(1, 2)))
 def test_what_was_interrupted_is_usable(what, ci, long, seed):
     number = pick(ci, long)

@@ -40,7 +40,7 @@ def vocabulary():
 def used_bytes():
     """Memory of this process that is not shared, once what can be freed has been."""
     gc.collect()
-    return psutil.Process().memory_info().rss
+    return psutil.Process().memory_full_info().uss
 
 
 class Run:
