@@ -827,6 +827,6 @@ graph.replay()
 
 def test_the_interpreter_waits_for_pending_host_functions_before_it_goes(driver_library):
     done = subprocess.run(
-        [sys.executable, "-c", EXIT_SCRIPT, driver_library], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", EXIT_SCRIPT, driver_library], capture_output=True, text=True, timeout=100, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
