@@ -27,6 +27,7 @@ from gd_plugin.guides.guide import Guide
 from gd_plugin.hf.budget import Budget
 from gd_plugin.hf.model_facts import ban_options_text, forced_start_possible, generation_stop_ids, resolve_vocabulary
 from gd_plugin.hf.overlap import OverlappedStep
+from gd_plugin.hf.reporting import read_report
 from gd_plugin.hf.results import RowResult, read_results, read_running_results
 from gd_plugin.hf.session import Session, StepRows, guide_of_row
 from gd_plugin.masks.apply import apply_token_bitmask_
@@ -36,7 +37,7 @@ from gd_plugin.masks.cpu import apply_token_bitmask_cpu
 from gd_plugin.masks.device import open_device
 from gd_plugin.masks.outputs import OutputBuffers
 from gd_plugin.reports.clock import StepClock
-from gd_plugin.reports.recorder import Recorder, RowFacts
+from gd_plugin.reports.recorder import Recorder
 from gd_plugin.reports.report import Report
 
 __all__ = ["GuidedLogitsProcessor"]
@@ -288,24 +289,11 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             raise RuntimeError("nothing was recorded: pass report=True to GuidedLogitsProcessor")
         results = self.results(output)
         called = self._root._last_called
-        session = called._session if output is None else called._session_of(output) or called._session
-        if session is None or session.recorder is None:
+        session = called._session_of(output)
+        if session is None:
             raise RuntimeError("nothing was recorded: pass the processor to generate first")
-        if output is None:
-            sequences = np.concatenate([session.prompt, session.generated], axis=1)
-        else:
-            sequences = getattr(output, "sequences", output).cpu().numpy()
-        facts = []
-        for row in range(len(sequences)):
-            grammar = self.compiled[guide_of_row(row, len(sequences), self._num_guides)]
-            facts.append(
-                RowFacts(None, None, None)
-                if grammar is None
-                else RowFacts(grammar.guide.guide_type.value, grammar.backend, grammar.reason)
-            )
-        statuses = [(result.status, result.text or "") for result in results]
         with called._lock:
-            return session.recorder.report(sequences, session.prompt_len, facts, statuses, output is not None)
+            return read_report(output, session, results, self.compiled, self._num_guides)
 
     def for_row(self, row: int, num_rows: int) -> "GuidedLogitsProcessor":
         """Return a fresh processor for one row of a call with `num_rows` rows, whose rows are processed one by one."""

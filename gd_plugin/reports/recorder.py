@@ -9,6 +9,7 @@ once it is seen in a later call, or in the output; the scores are kept until the
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -36,13 +37,15 @@ _MAX_STEPS: Final = 50_000
 _CHUNK: Final = 16
 
 
+@dataclass(frozen=True, slots=True)
 class RowFacts:
-    """What is known of a row of the output beside its steps."""
+    """What is known of a row of the output beside its steps; the fields are those of `RowReport`."""
 
-    def __init__(self, guide_type: str | None, backend: str | None, reason: str | None) -> None:
-        self.guide_type = guide_type
-        self.backend = backend
-        self.reason = reason
+    status: str
+    text: str
+    guide: str | None
+    backend: str | None
+    reason: str | None
 
 
 class _Call:
@@ -197,30 +200,23 @@ class Recorder:
             self._places[row, digest] = index + shift, place
         self._num_not_kept += alone._num_not_kept
 
-    def report(
-        self,
-        sequences: Ids,
-        prompt_len: int,
-        facts: Sequence[RowFacts],
-        statuses: Sequence[tuple[str, str]],
-        final: bool,
-    ) -> Report:
+    def report(self, sequences: Ids, prompt_len: int, facts: Sequence[RowFacts], *, final: bool) -> Report:
         """Return the report of these rows.
 
         Args:
             sequences: int64 [R, L], what `generate` returned, prompts included.
             prompt_len: tokens of the prompts.
             facts: one for each row.
-            statuses: status and text of each row.
             final: whether `sequences` hold each row's last token.
         """
+        self._groups = self._groups or list(range(len(sequences)))
         # rows of one prompt lie together, in the calls as in the output
         places = [row * len(self._groups) // len(sequences) for row in range(len(sequences))]
         self._see(sequences, places)
         rows = []
-        for row, (ids, fact, (status, text)) in enumerate(zip(sequences, facts, statuses, strict=True)):
+        for row, (ids, fact) in enumerate(zip(sequences, facts, strict=True)):
             steps = tuple(self._step(ids, end, prompt_len, places[row]) for end in self._ends(ids, prompt_len))
-            rows.append(RowReport(row, fact.guide_type, fact.backend, fact.reason, status, text, steps))
+            rows.append(RowReport(row, fact.guide, fact.backend, fact.reason, fact.status, fact.text, steps))
         return Report(
             final=final,
             vocab_size=self._vocabulary.vocab_size,
