@@ -66,7 +66,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         stop_token_ids: further ids that end a row. Ids given to `generate(eos_token_id=...)` belong here too.
         max_new_tokens: tokens a row may generate, its stop token included: every guided row is complete within them.
             Pass `generate` at least as many. Of the legal tokens of a step the 64 best are tried, the others are banned.
-        report: record every step for `report()`. Costs about a pass over the scores a row; docs/reports.md has figures.
+        report: record every step for `report()`. Costs milliseconds a row and step; docs/reports.md has figures.
         config: settings; None is the defaults.
         config_fields: single settings, for example `backend="xgrammar"`; win over `config`.
 
