@@ -34,6 +34,7 @@ from gd_plugin.grammars.spellable import is_spellable
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.grammars.worker import CompileWorker, fill_first_row
 from gd_plugin.guides.guide import Guide, GuideType, check_guide
+from gd_plugin.guides.language import is_regular
 from gd_plugin.guides.limits import check_limits, compile_weight, num_written_positions
 from gd_plugin.guides.report import Problem
 from gd_plugin.guides.schema import narrower_in_xgrammar, normal_form
@@ -53,9 +54,11 @@ _MAX_SCHEMA_HERE = 200_000
 # Weight of a schema from which llguidance is tried before xgrammar, which from there on compiles in another process: that
 # takes seconds to start, where llguidance takes tens of milliseconds.
 _LAZY_WEIGHT = 5_000
-# Characters with repeats written out from which llguidance is tried before xgrammar: at 60 its compiler and first masks take
-# 20 ms where xgrammar takes a second (benchmarks/guide_costs.py).
-_LAZY_POSITIONS = 50
+# Characters with repeats written out from which llguidance is tried before xgrammar (benchmarks/guide_costs.py): for 40 of
+# them a first request costs 0.12 s there and 0.86 s with xgrammar. Those of a choice are fixed, and cost both the same up to
+# hundreds.
+_LAZY_POSITIONS = 30
+_LAZY_CHOICE_POSITIONS = 1_000
 # Factories that `shared_factory` keeps: one a model and configuration in use.
 _SHARED_FACTORIES = 4
 
@@ -384,8 +387,10 @@ def cheapest_first(guide: Guide) -> list[str]:
         # a larger one costs xgrammar seconds, and of some values it leaves out usual spellings
         lazy = compile_weight(guide) > _LAZY_WEIGHT or narrower_in_xgrammar(guide.guide)
     else:
-        # compiled eagerly, long repeats cost seconds; llguidance builds only the states that a text reaches
-        lazy = num_written_positions(guide) > _LAZY_POSITIONS
+        # compiled eagerly, long repeats cost seconds; llguidance builds only the states that a text reaches. But where it
+        # needs rules, each mask is parsed anew: 140 ms for 60 rules, against 1.3 ms
+        limit = _LAZY_CHOICE_POSITIONS if guide.guide_type is GuideType.CHOICE else _LAZY_POSITIONS
+        lazy = num_written_positions(guide) > limit and is_regular(guide)
     if lazy and "llguidance" in names:
         names.remove("llguidance")
         names.insert(0, "llguidance")

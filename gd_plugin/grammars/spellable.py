@@ -60,7 +60,8 @@ def is_spellable(compiled: CompiledGrammar, vocabulary: Vocabulary) -> bool | No
 def _has_spelled_characters(guide: Guide, speller: Speller) -> bool:
     """Tell whether a text of the guide can be written with characters that tokens spell one by one."""
     if guide.guide_type in TEXT_KINDS:
-        return _allows(guide, lambda text: speller.spell(text) is not None, untried=False)
+        single = frozenset(byte for byte in range(256) if bytes([byte]) in speller.token_ids)
+        return _allows(guide, lambda text: single.issuperset(text) or speller.spell(text) is not None, untried=False)
     needed = _JSON_BYTES | set(guide.guide.encode())
     return guide.guide_type in _JSON_KINDS and all(bytes([byte]) in speller.token_ids for byte in needed)
 

@@ -8,12 +8,12 @@ Out: `language_of(guide) -> Grammar`, ready for `to_xgrammar_ebnf`, `to_lark`, o
 from gd_plugin.guides.caching import text_cache
 from gd_plugin.guides.ebnf import parse_ebnf
 from gd_plugin.guides.expression import Literal, Node, either, used_ranges
-from gd_plugin.guides.grammar import Grammar, one_rule
+from gd_plugin.guides.grammar import Grammar, one_rule, to_regular
 from gd_plugin.guides.guide import Guide, GuideType
 from gd_plugin.guides.lark import parse_lark
 from gd_plugin.guides.regex import parse_regex
 
-__all__ = ["TEXT_KINDS", "language_of", "unused_character"]
+__all__ = ["TEXT_KINDS", "is_regular", "language_of", "unused_character"]
 
 TEXT_KINDS = frozenset({GuideType.REGEX, GuideType.CHOICE, GuideType.EBNF_GRAMMAR, GuideType.LARK_GRAMMAR})
 _LAST_ASCII = 0x7F
@@ -36,6 +36,12 @@ def language_of(guide: Guide) -> Grammar:
     if guide.guide_type is GuideType.LARK_GRAMMAR:
         return parse_lark(guide.guide)
     raise TypeError(f"a {guide.guide_type.value} guide is not a grammar over characters")
+
+
+@text_cache
+def is_regular(guide: Guide) -> bool:
+    """Tell whether a guide over characters can be written as one regex."""
+    return guide.guide_type in TEXT_KINDS and to_regular(language_of(guide)) is not None
 
 
 def unused_character(node: Node) -> str | None:

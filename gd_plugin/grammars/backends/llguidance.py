@@ -64,8 +64,8 @@ _MAX_STARTS: Final = 4
 _MAX_TOKEN_BYTES: Final = 1024
 # measured: regexes from 1.5 million on fail while masks are made, where it is too late to refuse them
 _MAX_WEIGHT: Final = 500_000
-# above either, building an engine takes tenths of a second to seconds; 2,000 characters that are each optional take 0.4 s,
-# a time that grows with the square of their number
+# above either, building an engine takes tenths of a second to seconds; 2,000 characters that are each optional took 1.4 s
+# on a busy machine, a time that grows with the square of their number
 _WORKER_WEIGHT: Final = 50_000
 _WORKER_POSITIONS: Final = 1_000
 # a schema's normal form is made in counted steps, and the engine's own steps are counted

@@ -40,7 +40,7 @@ from gd_plugin.grammars.matcher import EngineMatcher, engine_errors
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.grammar import to_xgrammar_ebnf
 from gd_plugin.guides.guide import Guide, GuideType
-from gd_plugin.guides.language import TEXT_KINDS, language_of
+from gd_plugin.guides.language import TEXT_KINDS, is_regular, language_of
 from gd_plugin.guides.limits import compile_weight, num_written_positions
 from gd_plugin.guides.report import Problem
 from gd_plugin.guides.schema import normal_form, schema_problems
@@ -57,7 +57,8 @@ _MAX_COMPILE_THREADS: Final = 8
 _LAZY: Final = "enable_dynamic_compilation"
 # benchmarks/guide_costs.py, 152k tokens: 60 places of "\\w" weigh 44,000 and take 8 times as long eager as lazy
 _LAZY_WEIGHT: Final = 5_000
-# characters that are no choice, repeats written out: eager, 60 of [a-z ] take seconds and 500 optional ones over 15 s
+# characters of a regular guide that are no choice, repeats written out: eager, 60 of [a-z ] take seconds, 500 optional ones
+# over 15 s
 _LAZY_POSITIONS: Final = 50
 _WORKER_WEIGHT: Final = 5_000
 _WORKER_POSITIONS: Final = 500
@@ -268,8 +269,8 @@ class XGrammarBackend(Backend):
 
 
 def _num_loose_positions(guide: Guide) -> int:
-    """Return the characters of a guide that are not the fixed ones of a choice."""
-    return 0 if guide.guide_type is GuideType.CHOICE else num_written_positions(guide)
+    """Return the characters of a regular guide, but for the fixed ones of a choice."""
+    return num_written_positions(guide) if guide.guide_type is not GuideType.CHOICE and is_regular(guide) else 0
 
 
 # rules of the engine's own for values that a schema leaves free
