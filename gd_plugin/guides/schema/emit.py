@@ -113,7 +113,7 @@ class _Writer:
     def key(self, language_or_key: object) -> str:
         """The terminal of a key and its colon."""
         language = text(language_or_key) if isinstance(language_or_key, str) else language_or_key
-        return self.terminal(self.spelling.json_text(language, f"{self.space}:{self.space}"))  # type: ignore[arg-type]
+        return self.terminal(self.spelling.json_key(language, f"{self.space}:{self.space}"))  # type: ignore[arg-type]
 
     def shape(self, shape: Shape) -> str:
         if isinstance(shape, Literal):

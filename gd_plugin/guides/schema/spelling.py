@@ -1,14 +1,17 @@
 r"""Languages -> terminals in Lark syntax, as JSON spells them.
 
 In:  a `Language` of texts (or of numbers, whose characters need no escapes).
-Out: a terminal expression. Every spelling that JSON allows of a member is in it: raw, short escape, `\uXXXX`.
-Large sets of fixed words take their usual spelling only (`_FULL_WORDS`); their complements still leave out all spellings.
+Out: a terminal expression. Every spelling that JSON allows of a member is in it: raw, short escape, `\uXXXX`; but letters
+and digits are written `\uXXXX` only in texts that may hold all of them, and not in keys: no program does that, and it costs
+the engine a third of its time. Large sets of fixed words take their usual spelling only (`_FULL_WORDS`). Complements leave
+out all spellings that what they are taken from has.
 Kept here: spelling maps each text to a set of spellings that no other text has, so it commutes with intersection and
 complement. Source: RFC 8259, section 7; llguidance's Lark dialect (`&`, `~` on terminals).
 """
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Literal
 
 from gd_plugin.guides.schema.languages import (
     ANY_CHAR,
@@ -21,11 +24,16 @@ from gd_plugin.guides.schema.languages import (
     Ranges,
     Repeat,
     Words,
+    complement_ranges,
     weight,
 )
 
 __all__ = ["Spelling"]
 
+# what is written `\uXXXX` in a key: all but letters, digits and what stands between them in names
+_NO_LETTERS = tuple(
+    complement_ranges([(ord(" "), ord(" ")), (ord("-"), ord(".")), (48, 57), (65, 90), (95, 95), (97, 122)])
+)
 _SHORT = {34: '"', 92: "\\", 47: "/", 8: "b", 12: "f", 10: "n", 13: "r", 9: "t"}
 # characters of a set of words that are spelled in every way
 _FULL_WORDS = 3000
@@ -41,20 +49,28 @@ class Spelling:
     def __init__(self) -> None:
         self.shared: dict[str, str] = {}
         self._written: dict[tuple[Language, str], str] = {}
-        self._texts = _Speller(True, self._share)
-        self._numbers = _Speller(False, self._share)
+        self._texts = _Speller("text", self._share)
+        self._keys = _Speller("key", self._share)
+        self._numbers = _Speller("number", self._share)
 
     def number(self, language: Language) -> str:
         """The terminal expression of a language whose characters stand for themselves."""
         return self._numbers.part(language, False)
 
-    def json_text(self, language: Language, tail: str = "") -> str:
-        """The terminal expression of the JSON strings, quotes included, whose value is in `language`; `tail` is regex."""
+    def json_text(self, language: Language) -> str:
+        """The terminal expression of the JSON strings, quotes included, whose value is in `language`."""
+        return self._quoted(self._texts, language, "")
+
+    def json_key(self, language: Language, tail: str) -> str:
+        """The terminal expression of the keys in `language`, quotes included, and `tail`, a regex."""
+        return self._quoted(self._keys, language, tail)
+
+    def _quoted(self, speller: "_Speller", language: Language, tail: str) -> str:
         key = (language, tail)
         if key not in self._written:
-            pattern = self._texts.pattern(language, full=False) if weight(language) < _LARGE else None
+            pattern = speller.pattern(language, full=False) if weight(language) < _LARGE else None
             if pattern is None:
-                self._written[key] = f'/"/ {self._texts.expression(language)} /"{tail}/'
+                self._written[key] = f'/"/ {speller.expression(language)} /"{tail}/'
             else:
                 self._written[key] = f'/"{pattern}"{tail}/'
         return self._written[key]
@@ -65,15 +81,15 @@ class Spelling:
 
 
 class _Speller:
-    def __init__(self, escaped: bool, share: Callable[[str], str]) -> None:
-        self.escaped = escaped
+    def __init__(self, kind: Literal["text", "key", "number"], share: Callable[[str], str]) -> None:
+        self.kind = kind
         self.share = share
         self._parts: dict[tuple[Language, bool], str] = {}
 
     def pattern(self, node: Language, full: bool) -> str | None:
         """A regex for a node without intersections and complements, else None."""
         if isinstance(node, Chars):
-            body = self._set(node)
+            body = self._set(node, full)
             return body if len(body) < _SHARED else None
         if isinstance(node, Words):
             return self._words(node, full)
@@ -89,13 +105,21 @@ class _Speller:
         return None
 
     def _words(self, node: Words, full: bool) -> str:
-        small = sum(map(len, node.members)) <= _FULL_WORDS
-        spell = (_full_word if small or full else _usual_word) if self.escaped else _raw_word
+        if self.kind == "number":
+            spell = _raw_word
+        elif full:
+            spell = _full_word if self.kind == "text" else _key_word
+        else:
+            spell = _key_word if sum(map(len, node.members)) <= _FULL_WORDS else _usual_word
         members = [spell(word) for word in sorted(node.members)]
         return members[0] if len(members) == 1 else f"(?:{'|'.join(members)})" if members else "[a&&b]"
 
-    def _set(self, node: Chars) -> str:
-        return _escaped_set(node.ranges) if self.escaped else _raw_set(node.ranges)
+    def _set(self, node: Chars, full: bool) -> str:
+        if self.kind == "number":
+            return _raw_set(node.ranges)
+        # leaving letters out costs more than having them where all of them are there
+        every = full or any(low <= 32 and high >= 122 for low, high in node.ranges)
+        return _escaped_set(node.ranges, self.kind == "text" and every)
 
     def expression(self, node: Language, full: bool = False) -> str:
         """A Lark terminal expression."""
@@ -105,7 +129,7 @@ class _Speller:
             # two slashes begin a comment
             return f"/{pattern or '(?:)'}/"
         if isinstance(node, Chars):
-            return f"/{self._set(node)}/"
+            return f"/{self._set(node, full)}/"
         if isinstance(node, Cat):
             return f"({' '.join(self.part(part, full) for part in node.parts)})"
         if isinstance(node, Alt):
@@ -130,7 +154,7 @@ class _Speller:
 
     def anything(self) -> str:
         """All texts."""
-        return f"({self.part(ANY_CHAR, False)}*)" if self.escaped else "/[0-9.eE+\\-]*/"
+        return "/[0-9.eE+\\-]*/" if self.kind == "number" else f"({self.part(ANY_CHAR, False)}*)"
 
 
 def _times(node: Repeat) -> str:
@@ -157,13 +181,17 @@ def _raw_set(ranges: Ranges) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _full_letter(letter: str) -> str:
+def _letter(letter: str, letters: bool) -> str:
     point = ord(letter)
-    return _escaped_set(((point, point),))
+    return _escaped_set(((point, point),), letters)
 
 
 def _full_word(word: str) -> str:
-    return "".join(map(_full_letter, word))
+    return "".join(_letter(letter, True) for letter in word)
+
+
+def _key_word(word: str) -> str:
+    return "".join(_letter(letter, False) for letter in word)
 
 
 def _usual_word(word: str) -> str:
@@ -179,9 +207,18 @@ def _usual_word(word: str) -> str:
     return "".join(found)
 
 
+def _without_letters(ranges: Ranges) -> Ranges:
+    return tuple(
+        (max(low, start), min(high, end))
+        for low, high in ranges
+        for start, end in _NO_LETTERS
+        if max(low, start) <= min(high, end)
+    )
+
+
 @lru_cache(maxsize=1024)
-def _escaped_set(ranges: Ranges) -> str:
-    """One character of `ranges` in any JSON spelling."""
+def _escaped_set(ranges: Ranges, letters: bool) -> str:
+    r"""One character of `ranges` in any JSON spelling; `letters` and digits as `\\uXXXX` too."""
     raw = [
         (max(low, start), min(high, end))
         for low, high in ranges
@@ -193,6 +230,7 @@ def _escaped_set(ranges: Ranges) -> str:
     short = [sign for point, sign in _SHORT.items() if any(low <= point <= high for low, high in ranges)]
     if short:
         escapes.append("[" + "".join(_raw(ord(sign)) for sign in short) + "]")
+    ranges = ranges if letters else _without_letters(ranges)
     units = [_hex_range(low, min(high, 0xFFFF), 4) for low, high in ranges if low <= 0xFFFF]
     pairs = [pair for low, high in ranges if high > 0xFFFF for pair in _pairs(max(low, 0x10000), high)]
     if units or pairs:
