@@ -6,9 +6,10 @@ first, then what its matcher allows is followed, no state twice, until one accep
 many have been seen.
 """
 
+import json
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from gd_plugin.grammars.backends.registry import CompiledGrammar
 from gd_plugin.grammars.matcher import GrammarMatcher
@@ -16,8 +17,11 @@ from gd_plugin.grammars.spelling import Speller
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.completion import completion_of
 from gd_plugin.guides.expression import NOTHING, CharSet, Literal, Node
+from gd_plugin.guides.grammar import Grammar, one_rule
 from gd_plugin.guides.guide import Guide, GuideType
 from gd_plugin.guides.language import TEXT_KINDS, language_of
+from gd_plugin.guides.regex import parse_regex
+from gd_plugin.guides.structural_tag import formats, grammar_of
 from gd_plugin.masks.bitmask import allocate_token_bitmask, legal_columns
 
 __all__ = ["has_every_byte", "is_spellable"]
@@ -26,12 +30,11 @@ __all__ = ["has_every_byte", "is_spellable"]
 _TEXT_BYTES = frozenset(bytes([byte]) for byte in (*range(0xC0), *range(0xC2, 0xF5)))
 # what JSON is written with; its strings can name every other character
 _JSON_BYTES = frozenset(range(0x20, 0x7F))
-_JSON_KINDS = frozenset({GuideType.JSON, GuideType.JSON_SCHEMA})
 # characters of a set that are tried, the Latin ones among them
 _MAX_TRIED = 1_000
 # masks that a search fills, and tokens it follows
-_MAX_MASKS = 200
-_MAX_FORKS = 5_000
+_MAX_MASKS = 100
+_MAX_FORKS = 2_000
 
 _with_every_byte: "weakref.WeakKeyDictionary[Vocabulary, bool]" = weakref.WeakKeyDictionary()
 
@@ -52,18 +55,33 @@ def is_spellable(compiled: CompiledGrammar, vocabulary: Vocabulary) -> bool | No
     if has_every_byte(vocabulary) or _has_spelled_characters(guide, Speller.of(vocabulary)):
         return True
     known = _bytes_inside(vocabulary)
-    if guide.guide_type in TEXT_KINDS and not _allows(guide, known.issuperset, untried=True):
+    if guide.guide_type in TEXT_KINDS and not _allows(language_of(guide), known.issuperset, untried=True):
         return False
     return _search(compiled.create_matcher(), vocabulary, guide)
 
 
 def _has_spelled_characters(guide: Guide, speller: Speller) -> bool:
     """Tell whether a text of the guide can be written with characters that tokens spell one by one."""
+    single = frozenset(byte for byte in range(256) if bytes([byte]) in speller.token_ids)
+
+    def has(text: bytes) -> bool:
+        return single.issuperset(text) or speller.spell(text) is not None
+
     if guide.guide_type in TEXT_KINDS:
-        single = frozenset(byte for byte in range(256) if bytes([byte]) in speller.token_ids)
-        return _allows(guide, lambda text: single.issuperset(text) or speller.spell(text) is not None, untried=False)
-    needed = _JSON_BYTES | set(guide.guide.encode())
-    return guide.guide_type in _JSON_KINDS and all(bytes([byte]) in speller.token_ids for byte in needed)
+        return _allows(language_of(guide), has, untried=False)
+    # what a guide writes out, it may need
+    if not single.issuperset(_JSON_BYTES) or not single.issuperset(guide.guide.encode()):
+        return False
+    return all(_allows(grammar, has, untried=False) for grammar in _grammars_inside(guide))
+
+
+def _grammars_inside(guide: Guide) -> Iterator[Grammar]:
+    if guide.guide_type is GuideType.STRUCTURAL_TAG:
+        for node in formats(json.loads(guide.guide)["format"]):
+            if node["type"] == "regex":
+                yield one_rule(parse_regex(node["pattern"]))
+            elif node["type"] == "grammar":
+                yield grammar_of(node)
 
 
 def _bytes_inside(vocabulary: Vocabulary) -> frozenset[int]:
@@ -72,11 +90,11 @@ def _bytes_inside(vocabulary: Vocabulary) -> frozenset[int]:
     return frozenset(byte for i, token in enumerate(vocabulary.tokens) if i not in stops for byte in token)
 
 
-def _allows(guide: Guide, has: Callable[[bytes], bool], *, untried: bool) -> bool:
-    """Tell whether a guide has a text of literals and characters for which `has` is true.
+def _allows(grammar: Grammar, has: Callable[[bytes], bool], *, untried: bool) -> bool:
+    """Tell whether a grammar has a text of literals and characters for which `has` is true.
 
     Args:
-        guide: a guide over characters.
+        grammar: the grammar.
         has: asked for UTF-8.
         untried: the answer for those characters of large sets that are not tried.
     """
@@ -94,7 +112,7 @@ def _allows(guide: Guide, has: Callable[[bytes], bool], *, untried: bool) -> boo
                 return leaf
         return NOTHING
 
-    left = language_of(guide).mapped(kept).productive()
+    left = grammar.mapped(kept).productive()
     return left.rules[left.start] != NOTHING
 
 
