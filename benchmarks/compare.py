@@ -265,7 +265,7 @@ def fits(text: str, guide: Guide) -> bool:
     if guide[0] == "regex":
         return re.fullmatch(guide[1], text) is not None
     try:
-        jsonschema.validate(json.loads(text), guide[1])
+        jsonschema.validate(json.loads(text), guide[1], format_checker=jsonschema.FormatChecker())
     except (ValueError, jsonschema.ValidationError):
         return False
     return True

@@ -24,12 +24,20 @@ def main() -> None:
     except gd.GuideError as error:
         print(f"2. {type(error).__name__}: {error}")
 
-    # 3. nothing this tokenizer can spell: lint tells before a run, a processor tells at the step
-    guide = gd.Guide.choice(["YES", "NO"])
-    print(f"3. spellable={gd.lint(guide, tokenizer=VOCABULARY).spellable}")
-    processor = gd.GuidedLogitsProcessor(guide, vocabulary=VOCABULARY, on_dead_end="raise")
+    # 3. nothing this tokenizer can spell
     try:
-        processor(torch.tensor([[0]]), torch.zeros(1, VOCABULARY.vocab_size))
+        gd.GrammarMatcherFactory(VOCABULARY).create(gd.Guide.choice(["YES", "NO"]))
+    except gd.GuideError as error:
+        print(f"3. {type(error).__name__}: {error}")
+
+    # a part of it cannot be spelled, and a row walks into that part
+    guide = gd.Guide.choice(["no", "yES"])
+    processor = gd.GuidedLogitsProcessor(guide, vocabulary=VOCABULARY, on_dead_end="raise")
+    row = [0]  # the prompt
+    processor(torch.tensor([row]), torch.zeros(1, VOCABULARY.vocab_size))
+    row.append(LETTERS.index(b"y"))
+    try:
+        processor(torch.tensor([row]), torch.zeros(1, VOCABULARY.vocab_size))
     except gd.DeadEndError as error:
         print(f"   {error}")
 

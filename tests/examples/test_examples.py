@@ -120,5 +120,7 @@ def test_custom_backend(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 def test_dead_end(capsys: pytest.CaptureFixture[str]) -> None:
     printed = run("dead_end", capsys)
     assert [line[:2] for line in printed.splitlines() if line[1:2] == "."] == [f"{number}." for number in range(1, 7)]
-    assert "position 1" in printed and "spellable=False" in printed and "expected=('-',)" in printed
+    assert "1. position 1" in printed and "expected=('-',)" in printed
+    assert "2. UnsatisfiableGuideError" in printed and "3. UnsatisfiableGuideError" in printed
+    assert "no token can follow 'y'" in printed
     assert "6. behind 'r': ['e', 'o']" in printed
