@@ -45,7 +45,7 @@ docs: $(VENV)/.docs
 
 release: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[release]'
-	$(BIN)/python tools/release.py $(VERSION) $(ARGS)
+	$(BIN)/python .ci/release.py $(VERSION) $(ARGS)
 
 bench: $(VENV)/.dev
 	for script in benchmarks/generate_overhead.py benchmarks/matcher_overhead.py benchmarks/apply_cpu.py benchmarks/engine_step.py benchmarks/capture_step.py; do $(BENCHMARK) $$script || exit 1; done

@@ -54,7 +54,7 @@ def test_contents(wheel_folder: Path) -> None:
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 def test_imports_under(version: str, wheel_folder: Path) -> None:
-    python = runpy.run_path(str(ROOT / "tools" / "release.py"))["interpreter"](version)
+    python = runpy.run_path(str(ROOT / ".ci" / "release.py"))["interpreter"](version)
     if python is None:
         pytest.skip(f"no python{version} here")
     # isolated: no site-packages of the test environment

@@ -2,7 +2,7 @@
 
 In:  the installed backends, GuidedDecodingConfig.      Out: the page; a test holds docs/support.md equal to it.
 
-    python tools/support_page.py > docs/support.md
+    python .ci/support_page.py > docs/support.md
 """
 
 import re
@@ -46,7 +46,7 @@ def page() -> str:
     lines = [
         "# What is supported",
         "",
-        "Made by `tools/support_page.py` from what the code says; a test holds the page equal to it.",
+        "Made by `.ci/support_page.py` from what the code says; a test holds the page equal to it.",
         "",
         "## Guides by backend",
         "",

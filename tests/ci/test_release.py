@@ -28,7 +28,7 @@ CHANGELOG = """# Changelog
 
 @pytest.fixture(scope="module")
 def tool() -> dict[str, Any]:
-    return runpy.run_path(str(ROOT / "tools" / "release.py"))
+    return runpy.run_path(str(ROOT / ".ci" / "release.py"))
 
 
 def test_the_entries_move_under_the_version(tool: dict[str, Any]) -> None:

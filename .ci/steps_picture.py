@@ -2,7 +2,7 @@
 
 In:  SmolLM2 and a guide.      Out: a column a step with the tokens the model prefers, those the guide bans struck out.
 
-    python tools/steps_picture.py docs/images/steps.svg
+    python .ci/steps_picture.py docs/images/steps.svg
 """
 
 import sys
