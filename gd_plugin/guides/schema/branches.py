@@ -321,6 +321,10 @@ class Branch:
         pointer = next((entry.pointer for entry in self.members if entry.declares and entry.named), "#")
         for kept, marked, wanted in self._with_keys_outside(graph, fields, extras):
             if wanted and count.high is not None:
+                if count.high - sum(must for _, _, must in kept) == 1:
+                    # one key has to be all that is asked for
+                    marked = [replace(extra, marks=1) for extra in marked if extra.marks & wanted == wanted]
+                    wanted = 1
                 if any((extra.marks & wanted).bit_count() > 1 for extra in marked):
                     term = self.keys_outside[0]
                     raise refusal(term.pointer, term.keyword, "asks for keys that are not named, beside maxProperties")
