@@ -14,6 +14,8 @@ import gd_plugin as gd
 
 # the same handler as of an interrupt at the terminal, on a timer's signal
 signal.signal(signal.SIGALRM, signal.default_int_handler)
+# a shell has its background jobs ignore interrupts, and those they start
+signal.signal(signal.SIGINT, signal.default_int_handler)
 STOP = 256
 VOCABULARY = gd.Vocabulary.from_bytes([*(bytes([byte]) for byte in range(256)), None], stop_token_ids=[STOP])
 
