@@ -72,7 +72,7 @@ def parse_regex(pattern: str) -> Node:
     """Return the expression that `re.fullmatch(pattern, text)` matches.
 
     Raises:
-        InvalidGuideError: `re` refuses the pattern; names the position.
+        InvalidGuideError: `re` refuses the pattern, or warns of it where warnings are errors; names the position.
         UnsupportedGuideError: a construct no engine can enforce; names it and its position.
         UnsatisfiableGuideError: no text matches.
         GuideTooLargeError: nested too deeply, or over `MAX_REGEX_POSITIONS` with its repeats written out.
@@ -96,6 +96,13 @@ def parse_regex(pattern: str) -> Node:
             f"{place}: {error.msg} in {_shorten(pattern)!r}",
             pointer=place,
             hint="guides use the syntax of Python's re module",
+        ) from error
+    except Warning as error:
+        # where warnings are errors: `re` means to read such a set in another way some day
+        raise InvalidGuideError(
+            f"#: {error} in {_shorten(pattern)!r}",
+            pointer="#",
+            hint="escape the characters [ - & ~ | that stand for themselves inside a set",
         ) from error
     except (RecursionError, OverflowError, MemoryError) as error:
         raise GuideTooLargeError(

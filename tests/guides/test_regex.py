@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import warnings
 
 import pytest
 
@@ -212,3 +213,15 @@ def test_choices(backend, judge):
     for text in ["b", "abc", "日", "say", " a", "a\\", "aa"]:
         assert not asked.accepts(text), text
         assert asked.mask_differs(text) is None
+
+
+@pytest.mark.parametrize("pattern", ["[c--]", "[a--b]", "[[a]", "[a&&b]", "[a~~b]", "[a||b]"])
+def test_sets_that_re_warns_of_are_refused_where_warnings_are_errors(pattern):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(gd.InvalidGuideError, match="Possible .*escape the characters"):
+            gd.Guide.regex(pattern)
+    # not remembered: else the guide is what `re` makes of it now
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert gd.validate(gd.Guide.regex(pattern), "a").ok == bool(re.fullmatch(pattern, "a"))
