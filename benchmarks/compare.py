@@ -362,7 +362,7 @@ def cannot_spell(tool: Tool) -> str:
     try:
         texts, output = generate(tool, processor, (SHORT,), max_new_tokens=6)
     except Exception as error:
-        return f"no: {type(error).__name__}, {str(error)[:40] or 'without a message'}"
+        return f"the call ends: {type(error).__name__}, {str(error)[:50] or 'without a message'}"
     told = tool.told(processor, output)
     return f"yes: {told}" if told else f"no: it returns {texts[0][:10]!r}"
 
