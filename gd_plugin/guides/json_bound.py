@@ -125,7 +125,7 @@ class _Bound:
             if shape.rest is not None:
                 nodes += [shape.rest] * min(max(shape.low - len(shape.prefix), 0), _MAX_BYTES)
             return sum(2 + self.fresh(node, path) for node in nodes)
-        if not isinstance(shape, ObjectShape) or shape.low or (shape.extras and shape.declared):
+        if not isinstance(shape, ObjectShape) or shape.low or (shape.extras and (shape.declared or shape.wanted)):
             # keys that nobody has named might be taken again and again
             raise _Unbounded
         if not any(must for _, _, must in shape.declared):

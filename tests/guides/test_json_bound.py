@@ -107,8 +107,20 @@ def test_no_state_needs_more_than_the_bound(factory: gd.GrammarMatcherFactory) -
         {"type": "number", "minimum": 0.5},
         {"$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}, "$ref": "#/$defs/n"},
         {"type": "array", "items": {"type": "integer"}, "contains": {"const": 4}},
+        {"type": "object", "additionalProperties": {"type": "integer"}, "required": ["a"]},
+        {"type": "object", "patternProperties": {"^a": {"type": "null"}, "^b": {"type": "null"}}, "minProperties": 2},
     ],
-    ids=["anything", "any object", "pattern", "format", "number range", "itself", "contains"],
+    ids=[
+        "anything",
+        "any object",
+        "pattern",
+        "format",
+        "number range",
+        "itself",
+        "contains",
+        "a key of many",
+        "members",
+    ],
 )
 def test_what_is_not_proven_has_no_bound(schema: dict[str, Any], factory: gd.GrammarMatcherFactory) -> None:
     assert completion_bound(gd.Guide.json_schema(schema), VOCABULARY, factory.config) is None
