@@ -126,7 +126,7 @@ def distinct_guides(number):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_distinct_guides_with_flat_memory(vocabulary, backend):
     total = pick(100, 3_000)
-    limit = 1 * MEGABYTE
+    limit = 16 * MEGABYTE
     factory = gd.GrammarMatcherFactory(vocabulary, backend=backend, config=gd.GuidedDecodingConfig(cache_bytes=limit))
     bitmask = gd.allocate_token_bitmask(1, vocabulary.vocab_size)
 
@@ -140,8 +140,8 @@ def test_distinct_guides_with_flat_memory(vocabulary, backend):
     before = used_bytes()
     run(total // 3, total)
     assert factory.cache_info().misses >= total - 5
-    # what small caches of schemas and patterns still fill up with is counted here: they are bounded by entries
-    assert used_bytes() - before < pick(24, 48) * MEGABYTE
+    # the cache is full after a few guides; caches of pieces of schemas, which are bounded by entries, still fill up
+    assert used_bytes() - before < pick(24, 8) * MEGABYTE
 
 
 def test_eight_threads(vocabulary):
