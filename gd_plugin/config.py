@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
-__all__ = ["GuidedDecodingConfig"]
+__all__ = ["GuidedDecodingConfig", "checked_config"]
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -119,6 +119,21 @@ class GuidedDecodingConfig:
                 except ValueError as error:
                     raise ValueError(f"environment variable {variable}={environ[variable]!r}: {error}") from None
         return cls(**values)
+
+
+def checked_config(config: GuidedDecodingConfig | None) -> GuidedDecodingConfig:
+    """Return the settings, the defaults for None.
+
+    Raises:
+        TypeError: a `config` of another class.
+    """
+    if config is None:
+        return GuidedDecodingConfig()
+    if not isinstance(config, GuidedDecodingConfig):
+        raise TypeError(
+            f"config must be a GuidedDecodingConfig, got {type(config).__name__}; use GuidedDecodingConfig(...)"
+        )
+    return config
 
 
 def _members(hint: Any) -> tuple[Any, ...]:

@@ -21,17 +21,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gd_plugin.config import GuidedDecodingConfig
+from gd_plugin.config import GuidedDecodingConfig, checked_config
 from gd_plugin.decoding.attaching import Attaching, MatcherFactory
 from gd_plugin.decoding.building import BatchBuilder, Failures
-from gd_plugin.decoding.requests import GuidedRequest, GuidedRequests, check_batch
+from gd_plugin.decoding.requests import GuidedRequest, GuidedRequests, check_batch, check_requests
 from gd_plugin.decoding.rows import DraftVocabulary, RowWriter
 from gd_plugin.decoding.slots import SlotStates
 from gd_plugin.decoding.tokens import Step, TokenBuffers, check_by_position, check_verified
 from gd_plugin.masks.apply import apply_token_bitmask_
 from gd_plugin.masks.buffers import MaskBuffers
 from gd_plugin.masks.device import MaskDevice, open_device
-from gd_plugin.masks.shard import VocabShard
+from gd_plugin.masks.shard import VocabShard, check_shard
 
 __all__ = ["GuidedDecoder", "MatcherFactory"]
 
@@ -63,7 +63,8 @@ class GuidedDecoder:
 
     Raises:
         ValueError: a size out of range, or a vocabulary wider than `vocab_size_padded`.
-        TypeError: something without `create` as the factory, or a `config` of another class.
+        TypeError: something without `create` as the factory, a size that is no integer, a `config` or a shard of another
+            class.
     """
 
     def __init__(
@@ -87,17 +88,15 @@ class GuidedDecoder:
             raise TypeError(
                 f"factory must have create(guide), got {type(factory).__name__}; use GrammarMatcherFactory(vocabulary)"
             )
-        if config is not None and not isinstance(config, GuidedDecodingConfig):
-            raise TypeError(
-                f"config must be a GuidedDecodingConfig, got {type(config).__name__}; use GuidedDecodingConfig(...)"
-            )
+        check_shard("shard", shard)
+        check_shard("draft_shard", draft_shard)
+        self._config = checked_config(config)
         vocabulary = getattr(factory, "vocabulary", None)
         if vocabulary is not None and vocabulary.vocab_size > vocab_size_padded:
             raise ValueError(
                 f"the vocabulary has {vocabulary.vocab_size} tokens but vocab_size_padded is {vocab_size_padded}; it "
                 "must be the width of the model's logits"
             )
-        self._config = config or GuidedDecodingConfig()
         self._max_num_sequences = max_num_sequences
         self._max_num_draft_tokens = max_num_draft_tokens
         self._vocab_size_padded = vocab_size_padded
@@ -186,9 +185,11 @@ class GuidedDecoder:
             ValueError: a slot out of range or used twice, a request id used twice, more rows than are reserved, more
                 drafts than K, a draft length or tokens of the wrong size, a broken draft tree, draft and target
                 requests together. The batch before is kept.
-            TypeError: a slot that is no integer, a request id that cannot be hashed. Likewise.
+            TypeError: something else than a list of requests, a slot or a draft length that is no integer, a request id
+                that cannot be hashed. Likewise.
         """
         draft_len = self._max_num_draft_tokens if runtime_draft_len is None else runtime_draft_len
+        _check_int("runtime_draft_len", draft_len)
         if not 0 <= draft_len <= self._max_num_draft_tokens:
             raise ValueError(f"runtime_draft_len must be in [0, {self._max_num_draft_tokens}], got {draft_len}")
         batch = GuidedRequests.of_snapshots(requests, draft_len)
@@ -401,6 +402,7 @@ class GuidedDecoder:
             See `rollback_rejected_tokens`.
 
         Raises:
+            TypeError: something else than tensors. Likewise.
             ValueError: tensors that do not have one row a request of the batch; nothing is undone.
         """
         target = self._step.target
@@ -422,7 +424,12 @@ class GuidedDecoder:
         self._builder.init_arrivals(self.requests)
 
     def submit(self, requests: Sequence[GuidedRequest]) -> None:
-        """Start compiling the guides of requests that will be in a batch later. Submitting again does nothing."""
+        """Start compiling the guides of requests that will be in a batch later. Submitting again does nothing.
+
+        Raises:
+            TypeError: something else than a list of requests.
+        """
+        check_requests(requests)
         for request in requests:
             self._attaching.submit(request)
 
@@ -463,7 +470,13 @@ def _check_logits_shape(logits: torch.Tensor, num_rows: int, least: int, most: i
         )
 
 
+def _check_int(name: str, value: object) -> None:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+
+
 def _check_sizes(least: int, **sizes: int) -> None:
     for name, value in sizes.items():
+        _check_int(name, value)
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")

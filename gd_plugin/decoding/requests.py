@@ -7,6 +7,7 @@ Rows: a context request has 1, a generation request K' + 1 (row `o + i` masks th
 the one that follows the golden token), a draft request 1. K' is the draft length of this step.
 """
 
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import index
@@ -14,7 +15,7 @@ from typing import Any, Final, NamedTuple, SupportsIndex
 
 from gd_plugin.guides.guide import Guide
 
-__all__ = ["DraftTree", "GuidedRequest", "GuidedRequests", "check_batch", "walk_tree"]
+__all__ = ["DraftTree", "GuidedRequest", "GuidedRequests", "check_batch", "check_requests", "walk_tree"]
 
 
 class DraftTree(NamedTuple):
@@ -156,7 +157,6 @@ class GuidedRequest:
         Raises:
             TypeError: token ids, accepted nodes or links of a tree that are no integers.
         """
-        tree = self.draft_tree
         return GuidedRequest(
             self.guide,
             self.request_id,
@@ -169,7 +169,7 @@ class GuidedRequest:
             self._integer("new_token", self.new_token),
             self.is_draft,
             self._integers("draft_tokens", self.draft_tokens),
-            None if tree is None else DraftTree(*(self._integers("draft_tree", links) or () for links in tree)),
+            self._links(self.draft_tree),
             self._integer("num_accepted_draft_tokens", self.num_accepted_draft_tokens),
             self._integers("accepted_nodes", self.accepted_nodes),
             self._integers("history", self.history),
@@ -192,6 +192,21 @@ class GuidedRequest:
             raise TypeError(
                 f"{name} must be a sequence of int or None, got {type(values).__name__} ({error})"
             ) from None
+
+    @classmethod
+    def _links(cls, tree: DraftTree | tuple[Sequence[int], Sequence[int]] | None) -> DraftTree | None:
+        if tree is None:
+            return None
+        try:
+            first_child, next_sibling = tree
+        except (TypeError, ValueError):
+            raise TypeError(
+                "draft_tree must be a DraftTree, (first_child, next_sibling) or None, got "
+                f"{reprlib.repr(tree)}; DraftTree.from_parents makes one"
+            ) from None
+        return DraftTree(
+            cls._integers("draft_tree", first_child) or (), cls._integers("draft_tree", next_sibling) or ()
+        )
 
     def as_draft(self) -> "GuidedRequest":
         """Return the draft request that a target request of the same slot turns into in a draft loop."""
@@ -255,8 +270,10 @@ class GuidedRequests:
         """Copy the requests; one whose tokens cannot be read is copied without them.
 
         Raises:
+            TypeError: something else than requests.
             ValueError: see `GuidedRequests`.
         """
+        check_requests(requests)
         copies, problems = [], []
         for request in requests:
             try:
@@ -279,6 +296,15 @@ class GuidedRequests:
 
     def __len__(self) -> int:
         return len(self.requests)
+
+
+def check_requests(requests: Sequence[GuidedRequest]) -> None:
+    """Raise TypeError if `requests` is no sequence of GuidedRequest."""
+    if isinstance(requests, str | bytes) or not isinstance(requests, Sequence):
+        raise TypeError(f"requests must be a list of GuidedRequest, got {type(requests).__name__}")
+    for place, request in enumerate(requests):
+        if not isinstance(request, GuidedRequest):
+            raise TypeError(f"requests[{place}] must be a GuidedRequest, got {type(request).__name__}")
 
 
 def check_batch(
@@ -335,10 +361,10 @@ def _checked_slot(request: GuidedRequest, slot: int | None, num_slots: int) -> i
     if slot is not None and not hasattr(slot, "__index__"):
         raise TypeError(f"request {request.request_id!r}: a slot must be an int, got {slot!r}")
     if slot is None or not 0 <= slot < num_slots:
-        raise ValueError(
-            f"request {request.request_id!r}: slot {slot} is not in [0, {num_slots}); raise max_num_sequences or give "
-            "the request a slot"
-        )
+        advice = "raise max_num_sequences, or give the request a lower slot"
+        if slot is None or slot < 0:
+            advice = "give the request the slot that its state lives in" if slot is None else "slots count from 0"
+        raise ValueError(f"request {request.request_id!r}: slot {slot} is not in [0, {num_slots}); {advice}")
     return slot
 
 

@@ -74,6 +74,7 @@ class TokenBuffers:
             ValueError: wrong dtype or shape.
         """
         shape = (self._num_tokens, self._num_slots)
+        _check_tensor("new_tokens", new_tokens)
         if new_tokens.dtype != torch.int32 or tuple(new_tokens.shape) != shape:
             raise ValueError(
                 f"new_tokens must be int32 {list(shape)} (golden and drafts, by slot), got {new_tokens.dtype} "
@@ -132,8 +133,10 @@ def check_by_position(name: str, tensor: torch.Tensor, batch_size: int) -> None:
     """Check a tensor that has one number a request of the batch.
 
     Raises:
+        TypeError: it is no tensor.
         ValueError: it is not int32 [batch_size].
     """
+    _check_tensor(name, tensor)
     if tensor.dtype != torch.int32 or tuple(tensor.shape) != (batch_size,):
         raise ValueError(
             f"{name} must be int32 [{batch_size}], one number a request of the batch, got {tensor.dtype} "
@@ -145,8 +148,20 @@ def check_verified(num_emitted: torch.Tensor, accepted_nodes: torch.Tensor | Non
     """Check what a target's verification has come to.
 
     Raises:
-        ValueError: `num_emitted` is not int32 [batch_size], or `accepted_nodes` not [batch_size, L].
+        TypeError: one of them is no tensor.
+        ValueError: `num_emitted` is not int32 [batch_size], or `accepted_nodes` not int32 [batch_size, L].
     """
     check_by_position("num_accepted_tokens", num_emitted, batch_size)
-    if accepted_nodes is not None and (accepted_nodes.dim() != 2 or accepted_nodes.shape[0] != batch_size):
-        raise ValueError(f"accepted_nodes must be [{batch_size}, L], got {list(accepted_nodes.shape)}")
+    if accepted_nodes is None:
+        return
+    _check_tensor("accepted_nodes", accepted_nodes)
+    wrong_shape = accepted_nodes.dim() != 2 or accepted_nodes.shape[0] != batch_size
+    if wrong_shape or accepted_nodes.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"accepted_nodes must be int32 [{batch_size}, L], got {accepted_nodes.dtype} {list(accepted_nodes.shape)}"
+        )
+
+
+def _check_tensor(name: str, tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be an int32 tensor, got {type(tensor).__name__}")

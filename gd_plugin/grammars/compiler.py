@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from gd_plugin.config import GuidedDecodingConfig
+from gd_plugin.config import GuidedDecodingConfig, checked_config
 from gd_plugin.errors import (
     BackendNotInstalledError,
     GuideError,
@@ -94,11 +94,7 @@ class GrammarMatcherFactory:
             raise TypeError(
                 f"vocabulary must be a Vocabulary, got {type(vocabulary).__name__}; use Vocabulary.from_tokenizer(...)"
             )
-        config = GuidedDecodingConfig() if config is None else config
-        if not isinstance(config, GuidedDecodingConfig):
-            raise TypeError(
-                f"config must be a GuidedDecodingConfig, got {type(config).__name__}; use GuidedDecodingConfig(...)"
-            )
+        config = checked_config(config)
         self.vocabulary = vocabulary
         self.config = config if backend == "auto" else config.replace_fields(backend=backend)
         self._backends: dict[str, Backend] = {}

@@ -95,6 +95,10 @@ class GrammarMatcher(ABC):
         """Return bytes that every continuation must start with; b"" if none, or if the engine cannot tell."""
         return b""
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # `copy` and `pickle` ask here; copying attributes would share the engine's state, or fail inside it
+        raise TypeError(f"a {type(self).__name__} can be neither copied nor pickled; fork() gives an independent one")
+
 
 def checked_row(bitmask: torch.Tensor, index: int, num_words: int) -> torch.Tensor:
     """Return row `index` as int32 [>=num_words], or raise the ValueError that the contract promises."""
@@ -103,6 +107,8 @@ def checked_row(bitmask: torch.Tensor, index: int, num_words: int) -> torch.Tens
 
 
 def _check_bitmask(bitmask: torch.Tensor, index: int, num_words: int) -> None:
+    if isinstance(index, bool) or not hasattr(index, "__index__"):
+        raise ValueError(f"index must be a row of the bitmask (an int), got {index!r}")
     if not isinstance(bitmask, torch.Tensor):
         raise ValueError(f"bitmask must be an int32 tensor on the CPU, got {type(bitmask).__name__}")
     if bitmask.dtype != torch.int32 or not bitmask.is_cpu or bitmask.layout is not torch.strided:
@@ -339,13 +345,16 @@ class EngineMatcher(GrammarMatcher):
         """See `GrammarMatcher.fill_next_token_bitmask`."""
         known, pointer, shape, num_rows, width, row_nbytes, rows = _last_view
         if (
-            known() is not bitmask
+            bitmask is None
+            or known() is not bitmask
+            or type(index) is not int
             or bitmask.data_ptr() != pointer
             or bitmask.shape != shape
             or width < self._num_words
             or not 0 <= index < num_rows
         ):
             _, pointer, _, _, width, row_nbytes, rows = _look_at(bitmask, index, self._num_words)
+            index = int(index)
         try:
             self._idle.pop()
         except IndexError:

@@ -6,6 +6,7 @@ Text means `Vocabulary.decode(ids)`: the bytes as in the middle of a document; s
 """
 
 import hashlib
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import index
@@ -16,7 +17,7 @@ import numpy as np
 
 from gd_plugin.errors import VocabularyError
 
-__all__ = ["Vocabulary"]
+__all__ = ["Vocabulary", "checked_ids", "checked_size"]
 
 
 class Vocabulary:
@@ -47,15 +48,15 @@ class Vocabulary:
         vocab_size: int | None = None,
     ) -> None:
         self.encode: Callable[[str], Sequence[int]] | None = None
-        self.vocab_size = len(tokens) if vocab_size is None else _checked_size(vocab_size)
+        self.vocab_size = len(tokens) if vocab_size is None else checked_size(vocab_size)
         if self.vocab_size < 1:
             raise VocabularyError("the vocabulary is empty; pass at least one token")
-        special = _checked_ids(special_token_ids, "special_token_ids")
+        special = frozenset(checked_ids(special_token_ids, "special_token_ids"))
         width = self.vocab_size
         texts = [b"" if token is None or i in special else bytes(token) for i, token in enumerate(tokens[:width])]
         texts.extend([b""] * (width - len(texts)))
         self.tokens: tuple[bytes, ...] = tuple(texts)
-        self.stop_token_ids: tuple[int, ...] = tuple(sorted(_checked_ids(stop_token_ids, "stop_token_ids")))
+        self.stop_token_ids: tuple[int, ...] = tuple(sorted({*checked_ids(stop_token_ids, "stop_token_ids")}))
         if not self.stop_token_ids:
             raise VocabularyError("no stop token: a guided row could never end; pass stop_token_ids=[...]")
         for token_id in self.stop_token_ids:
@@ -127,8 +128,8 @@ class Vocabulary:
         from gd_plugin.grammars.tokenizers import read_tokenizer
 
         read = read_tokenizer(tokenizer)
-        width = len(read.tokens) if vocab_size is None else _checked_size(vocab_size)
-        stops = _checked_ids(() if stop_token_ids is None else stop_token_ids, "stop_token_ids")
+        width = len(read.tokens) if vocab_size is None else checked_size(vocab_size)
+        stops = {*checked_ids(stop_token_ids, "stop_token_ids")}
         # a model narrower than its tokenizer cannot emit the tokenizer's own stop token
         stops |= {token_id for token_id in read.stop_token_ids if 0 <= token_id < width}
         vocabulary = cls(
@@ -186,7 +187,8 @@ def _restore(tokens: tuple[bytes, ...], stop_token_ids: tuple[int, ...], names: 
 _MAX_VOCAB_SIZE: Final = 1 << 24
 
 
-def _checked_size(vocab_size: int) -> int:
+def checked_size(vocab_size: int) -> int:
+    """Return a number of columns as int, or raise a VocabularyError."""
     if isinstance(vocab_size, bool) or not isinstance(vocab_size, int | np.integer):
         raise VocabularyError(f"vocab_size must be a number of columns, got {vocab_size!r}")
     if vocab_size > _MAX_VOCAB_SIZE:
@@ -194,13 +196,23 @@ def _checked_size(vocab_size: int) -> int:
     return int(vocab_size)
 
 
-def _checked_ids(token_ids: Iterable[int] | int, name: str) -> frozenset[int]:
-    """Return ids of any integer type as a set of int."""
-    listed = [token_ids] if isinstance(token_ids, int | np.integer) else token_ids
+def checked_ids(token_ids: Iterable[int] | int | None, name: str) -> list[int]:
+    """Return ids of any integer type as int, in order; None is none.
+
+    Raises:
+        VocabularyError: something else than whole numbers; `name` is the argument they came in.
+    """
+    if token_ids is None:
+        return []
     try:
-        return frozenset(index(token_id) for token_id in listed)
+        if isinstance(token_ids, str | bytes | bytearray | bool):
+            raise TypeError("no ids")  # some of it would read as numbers
+        listed = [token_ids] if isinstance(token_ids, int | np.integer) else list(token_ids)
+        if any(isinstance(token_id, bool) for token_id in listed):
+            raise TypeError("no id")
+        return [index(token_id) for token_id in listed]
     except TypeError as error:
-        raise VocabularyError(f"{name} must be token ids (whole numbers), got {token_ids!r}") from error
+        raise VocabularyError(f"{name} must be token ids (whole numbers), got {reprlib.repr(token_ids)}") from error
 
 
 def _as_int32(bits: int) -> np.int32:

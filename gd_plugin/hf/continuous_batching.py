@@ -18,7 +18,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 from transformers.generation.continuous_batching.requests import RequestState
 
-from gd_plugin.config import GuidedDecodingConfig
+from gd_plugin.config import GuidedDecodingConfig, checked_config
 from gd_plugin.errors import DeadEndError
 from gd_plugin.grammars.compiler import GrammarMatcherFactory, shared_factory
 from gd_plugin.grammars.matcher import GrammarMatcher
@@ -107,7 +107,7 @@ def enable_continuous_batching(
         )
     model = model_or_manager.model if is_manager else model_or_manager
     vocabulary = resolve_vocabulary(tokenizer, model, vocabulary, None, None)
-    factory = shared_factory(vocabulary, GuidedDecodingConfig() if config is None else config)
+    factory = shared_factory(vocabulary, checked_config(config))
     with ExitStack() as undo:
         if is_manager:
             _install(model_or_manager, factory, undo, _BatchGuides())

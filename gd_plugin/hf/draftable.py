@@ -81,6 +81,8 @@ def why_not(
     if unknown:
         return f"the model takes further inputs ({', '.join(unknown)})"
     cache = model_kwargs.get(cache_name(model_kwargs))
+    if cache is None and not (generation_config.use_cache and model_kwargs.get("use_cache", True)):
+        return "use_cache=False leaves no cache that a draft could be taken back from; leave it out"
     if (
         not isinstance(cache, DynamicCache)
         or type(cache) is not DynamicCache

@@ -1,11 +1,11 @@
 """What a processor needs to know of a model and a tokenizer: width, stop tokens, options that get in the way."""
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from gd_plugin.errors import VocabularyError
-from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.grammars.vocabulary import Vocabulary, checked_ids, checked_size
 
 __all__ = [
     "ban_options_text",
@@ -63,10 +63,11 @@ def resolve_vocabulary(
         VocabularyError: tokenizer, model and caller contradict each other.
     """
     width = None if model is None else model_width(model)
+    vocab_size = None if vocab_size is None else checked_size(vocab_size)
     if vocab_size is not None and width is not None and vocab_size != width:
         raise VocabularyError(f"vocab_size={vocab_size}, but the model's logits have {width} columns; leave it out")
     width = vocab_size if width is None else width
-    stops = {*_as_ids(stop_token_ids), *_model_stop_ids(model)}
+    stops = {*checked_ids(stop_token_ids, "stop_token_ids"), *_model_stop_ids(model)}
     if vocabulary is not None:
         if not isinstance(vocabulary, Vocabulary):
             raise TypeError(f"vocabulary must be a Vocabulary, got {type(vocabulary).__name__}")
@@ -99,7 +100,7 @@ def resolve_vocabulary(
 def generation_stop_ids(model: Any, vocabulary: Vocabulary) -> tuple[int, ...]:
     """Return the ids that `generate` itself recognises as the end, or all stop tokens if that is not known."""
     eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    known = tuple(i for i in _as_ids(eos) if i in vocabulary.stop_token_set)
+    known = tuple(i for i in checked_ids(eos, "the generation config's eos_token_id") if i in vocabulary.stop_token_set)
     return known or vocabulary.stop_token_ids
 
 
@@ -122,20 +123,12 @@ def ban_options_text(model: Any) -> str:
     return f"Options that do this: {', '.join(_BAN_OPTIONS)}; look at the arguments of generate."
 
 
-def _as_ids(ids: Iterable[int] | int | None) -> list[int]:
-    if ids is None:
-        return []
-    if isinstance(ids, int):
-        return [ids]
-    return [int(i) for i in ids]
-
-
 def _model_stop_ids(model: Any) -> list[int]:
     config: Any = getattr(model, "config", None)
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
     stops: list[int] = []
     for source in (getattr(model, "generation_config", None), config, text_config):
-        stops.extend(_as_ids(getattr(source, "eos_token_id", None)))
+        stops.extend(checked_ids(getattr(source, "eos_token_id", None), "the model's eos_token_id"))
     return stops
 
 

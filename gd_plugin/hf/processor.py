@@ -19,8 +19,9 @@ import numpy.typing as npt
 import torch
 from transformers import LogitsProcessor
 
-from gd_plugin.config import GuidedDecodingConfig
+from gd_plugin.config import GuidedDecodingConfig, checked_config
 from gd_plugin.grammars.backends.registry import CompiledGrammar
+from gd_plugin.grammars.budgets import check_budget
 from gd_plugin.grammars.compiler import shared_factory
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.guide import Guide
@@ -46,6 +47,8 @@ _log = logging.getLogger(__name__)
 
 # running calls that are told apart when their steps come in turns (several loops or threads with one `[p]`)
 _MAX_SESSIONS: Final = 16
+_ID_DTYPES: Final = frozenset({torch.int64, torch.int32})
+_SCORE_DTYPES: Final = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 _BFLOAT16_MINUS_INF: Final = int(torch.tensor(float("-inf"), dtype=torch.bfloat16).view(torch.int16))
 
 
@@ -76,7 +79,7 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         config: the settings in use.
 
     Raises:
-        TypeError: something that is not a guide, or an unknown option.
+        TypeError: something that is not a guide, an unknown option, or a `config` of another class.
         ValueError: an empty list of guides, or a setting that is not allowed.
         VocabularyError: no tokenizer, or one that does not fit the model.
         GuideError: a guide that is wrong or that no allowed backend can enforce.
@@ -97,12 +100,12 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         config: GuidedDecodingConfig | None = None,
         **config_fields: Any,
     ) -> None:
-        if max_new_tokens is not None and (not isinstance(max_new_tokens, int) or max_new_tokens < 1):
-            raise ValueError(f"max_new_tokens must be a positive number of tokens or None, got {max_new_tokens!r}")
+        if max_new_tokens is not None:
+            check_budget(max_new_tokens)
         self._max_new_tokens = max_new_tokens
         self._reports = report
         guides = _checked_guides(guide)
-        config = GuidedDecodingConfig() if config is None else config
+        config = checked_config(config)
         self.config = config.replace_fields(**config_fields) if config_fields else config
         self.vocabulary = resolve_vocabulary(tokenizer, model, vocabulary, vocab_size, stop_token_ids)
         self.compiled: list[CompiledGrammar | None] = self._compile(guides)
@@ -144,10 +147,12 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             A new tensor like `scores`, or `scores` itself where nothing is guided.
 
         Raises:
-            ValueError: at a call's first step, guides and rows do not fit each other, or `max_new_tokens` is below the
-                shortest completion known for a row's guide; the message has the number.
+            TypeError: something else than tensors of these types.
+            ValueError: tensors of another shape; at a call's first step, guides and rows do not fit each other, or
+                `max_new_tokens` is below the shortest completion known for a row's guide; the message has the number.
             DeadEndError: a row has no legal token, with `on_dead_end="raise"` only.
         """
+        _check_step(input_ids, scores)
         with self._lock:  # steps of several threads come one by one
             return self._step(input_ids, scores)
 
@@ -493,6 +498,20 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
                 UserWarning,
                 stacklevel=4,
             )
+
+
+def _check_step(input_ids: torch.Tensor, scores: torch.Tensor) -> None:
+    """Check what a step is called with, by attributes alone: the device is not waited for."""
+    expected = "expected input_ids int64 [rows, tokens] and scores float [rows, columns]"
+    for name, tensor, dtypes in (("input_ids", input_ids, _ID_DTYPES), ("scores", scores, _SCORE_DTYPES)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}; {expected}")
+        if tensor.dtype not in dtypes:
+            raise TypeError(f"{name} are {tensor.dtype}; {expected}")
+        if tensor.ndim != 2:
+            raise ValueError(f"{name} have shape {list(tensor.shape)}; {expected}")
+    if input_ids.shape[0] != scores.shape[0]:
+        raise ValueError(f"input_ids have {input_ids.shape[0]} rows but scores have {scores.shape[0]}; {expected}")
 
 
 def _checked_guides(guide: object) -> list[Guide | None]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from gd_plugin.masks.shard import VocabShard
+from gd_plugin.masks.shard import VocabShard, check_shard
 
 __all__ = ["MaskArguments", "check_arguments", "check_out", "check_row_index", "unpack_shard"]
 
@@ -50,6 +50,7 @@ def unpack_shard(
     """Return (d2t of these columns, column 0 in vocabulary coordinates, width) as the operators take them.
 
     Raises:
+        TypeError: a shard of another class.
         ValueError: a d2t that is neither as long as the whole draft vocabulary nor as this shard; without a shard,
             one that is shorter than the logits are wide.
     """
@@ -61,6 +62,7 @@ def unpack_shard(
                 f"columns behind are padding, pass shard=VocabShard(0, 1, {d2t.shape[0]}))"
             )
         return d2t, 0, vocab_size
+    check_shard("shard", shard)
     if d2t is None:
         # columns behind the shard's end are padding, not the next rank's tokens
         width = mask_width if vocab_size is None else vocab_size

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-__all__ = ["VocabShard"]
+__all__ = ["VocabShard", "check_shard"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class VocabShard:
             [edges[r], edges[r + 1]). Default: ceil(total / world_size) columns a rank, the last ones short or empty.
 
     Raises:
+        TypeError: a number that is no integer.
         ValueError: a rank outside the group, a negative total, or edges that do not cut [0, total] in order.
     """
 
@@ -33,6 +34,9 @@ class VocabShard:
     edges: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("rank", "world_size", "total"):
+            if not _is_integer(getattr(self, name)):
+                raise TypeError(f"{name} must be an int, got {getattr(self, name)!r}")
         if self.world_size < 1:
             raise ValueError(f"world_size must be at least 1, got {self.world_size}")
         if not 0 <= self.rank < self.world_size:
@@ -43,6 +47,8 @@ class VocabShard:
             width = -(-self.total // self.world_size)
             edges = tuple(min(rank * width, self.total) for rank in range(self.world_size + 1))
         else:
+            if not all(_is_integer(edge) for edge in self.edges):
+                raise TypeError(f"edges must be column numbers (int), got {self.edges!r}")
             edges = tuple(int(edge) for edge in self.edges)
             in_order = all(low <= high for low, high in pairwise(edges))
             if len(edges) != self.world_size + 1 or edges[0] != 0 or edges[-1] != self.total or not in_order:
@@ -71,3 +77,13 @@ class VocabShard:
     @property
     def _edges(self) -> tuple[int, ...]:
         return self.edges if isinstance(self.edges, tuple) else ()
+
+
+def check_shard(name: str, shard: VocabShard | None) -> None:
+    """Raise TypeError if the argument `name` is something else than a shard or None."""
+    if shard is not None and not isinstance(shard, VocabShard):
+        raise TypeError(f"{name} must be a VocabShard or None, got {shard!r}; use VocabShard(rank, world_size, total)")
+
+
+def _is_integer(value: object) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)

@@ -430,7 +430,17 @@ def test_the_same_id_with_another_guide_starts_anew(kit):
 
 BAD_BATCHES = [
     (lambda kit: ([kit.context(A, slot=2)], {}), r"slot 2 is not in \[0, 2\)"),
-    (lambda kit: ([kit.context(A, slot=-1)], {}), "slot -1"),
+    (lambda kit: ([kit.context(A, slot=2)], {}), r"not in \[0, 2\); raise max_num_sequences"),
+    (lambda kit: ([kit.context(A, slot=-1)], {}), r"slot -1 is not in \[0, 2\); slots count from 0"),
+    (lambda kit: ([kit.generation(A, "a", prev_seq_slot=-1)], {}), r"slot -1 is not in \[0, 2\); slots count from 0"),
+    (lambda kit: (None, {}), "requests must be a list of GuidedRequest, got NoneType"),
+    (lambda kit: (kit.context(A), {}), "requests must be a list of GuidedRequest, got GuidedRequest"),
+    (lambda kit: ("ab", {}), "requests must be a list of GuidedRequest, got str"),
+    (lambda kit: ([kit.context(A), None], {}), r"requests\[1\] must be a GuidedRequest, got NoneType"),
+    (lambda kit: ([A], {}), r"requests\[0\] must be a GuidedRequest, got Guide"),
+    (lambda kit: ([], {"new_tokens": [[0, 0]] * 4}), "new_tokens must be an int32 tensor, got list"),
+    (lambda kit: ([], {"runtime_draft_len": 1.0}), "runtime_draft_len must be an int, got 1.0"),
+    (lambda kit: ([], {"runtime_draft_len": True}), "runtime_draft_len must be an int, got True"),
     (lambda kit: ([gd.GuidedRequest(guide=A, request_id="x")], {}), "request 'x': slot None"),
     (lambda kit: ([kit.context(A, request_id=1), kit.context(A, request_id=2)], {}), "1 and 2 are both in slot 0"),
     (lambda kit: ([kit.generation(A, "a", prev_seq_slot=9)], {}), "slot 9"),
@@ -501,6 +511,29 @@ def test_counts_that_are_not_the_batch(kit, factory, counts):
         decoder.execute_draft_batch(torch.zeros(2, kit.PADDED), draft_step=1)
 
 
+@pytest.mark.parametrize("counts", [None, 1, [1], (1,), np.ones(1, dtype=np.int32)])
+def test_counts_and_nodes_that_are_no_tensors(kit, factory, counts):
+    decoder = kit.decoder(factory)
+    kit.step(decoder, kit.context(kit.JSON))
+    with pytest.raises(TypeError, match="num_accepted_tokens must be an int32 tensor, got"):
+        decoder.rollback_rejected_batch(counts)
+    with pytest.raises((TypeError, ValueError), match="num_accepted_tokens"):
+        decoder.add_draft_batch(torch.zeros(1, dtype=torch.int32), counts)
+    with pytest.raises(TypeError, match="new_tokens must be an int32 tensor, got"):
+        decoder.add_draft_batch(counts, torch.ones(1, dtype=torch.int32))
+    for nodes in ([[1]], np.ones((1, 1), dtype=np.int32)):
+        with pytest.raises(TypeError, match="accepted_nodes must be an int32 tensor, got"):
+            decoder.rollback_rejected_batch(torch.ones(1, dtype=torch.int32), nodes)
+    with pytest.raises(ValueError, match=r"accepted_nodes must be int32 \[1, L\], got torch.float32"):
+        decoder.rollback_rejected_batch(torch.ones(1, dtype=torch.int32), torch.ones(1, 1))
+
+
+@pytest.mark.parametrize("requests", [None, [None], "x"])
+def test_what_is_no_request_is_not_submitted(kit, factory, requests):
+    with pytest.raises(TypeError, match="GuidedRequest"):
+        kit.decoder(factory).submit(requests)
+
+
 def test_a_rollback_beyond_the_matchers_history_fails_its_request_alone(kit, factory):
     decoder = kit.decoder(factory)
     kit.step(decoder, kit.context(kit.JSON), kit.context(kit.JSON, slot=1))
@@ -535,6 +568,10 @@ UNREADABLE = [
     ({"new_token": 8.0}, "new_token must be an int or None, got float"),
     ({"history": "a"}, "history must be a sequence of int or None, got str"),
     ({"num_accepted_draft_tokens": "1"}, "num_accepted_draft_tokens must be an int or None, got str"),
+    ({"draft_tree": 5}, "draft_tree must be a DraftTree, (first_child, next_sibling) or None, got 5"),
+    ({"draft_tree": ([-1],)}, "draft_tree must be a DraftTree, (first_child, next_sibling) or None, got ([-1],)"),
+    ({"draft_tree": ([-1], [-1], [-1])}, "draft_tree must be a DraftTree"),
+    ({"draft_tree": (5, 5)}, "draft_tree must be a sequence of int or None, got int"),
     ({"draft_tree": (["1"], [-1])}, "draft_tree must be a sequence of int or None, got list"),
 ]
 
@@ -586,6 +623,22 @@ def test_logits_narrower_than_their_shard(kit, factory):
 def test_sizes_out_of_range(kit, factory, sizes):
     with pytest.raises(ValueError, match=next(iter(sizes))):
         gd.GuidedDecoder(factory, **{"max_num_sequences": 1, "vocab_size_padded": 64, "device": "cpu"} | sizes)
+
+
+@pytest.mark.parametrize("decoder_class", [gd.GuidedDecoder, gd.CapturableGuidedDecoder])
+@pytest.mark.parametrize("value", [True, 2.0, "2", None])
+@pytest.mark.parametrize("name", ["max_num_sequences", "vocab_size_padded", "max_num_draft_tokens", "max_look_ahead"])
+def test_sizes_that_are_no_integers(factory, decoder_class, name, value):
+    with pytest.raises(TypeError, match=f"{name} must be an int, got {value!r}"):
+        decoder_class(factory, **{"max_num_sequences": 1, "vocab_size_padded": 64, "device": "cpu"} | {name: value})
+
+
+@pytest.mark.parametrize("decoder_class", [gd.GuidedDecoder, gd.CapturableGuidedDecoder])
+@pytest.mark.parametrize("shard", [(0, 2, 257), 0, "0/2", gd.VocabShard])
+@pytest.mark.parametrize("name", ["shard", "draft_shard"])
+def test_what_is_no_shard(factory, decoder_class, name, shard):
+    with pytest.raises(TypeError, match=f"{name} must be a VocabShard or None, got"):
+        decoder_class(factory, max_num_sequences=1, vocab_size_padded=64, device="cpu", **{name: shard})
 
 
 def test_a_vocabulary_wider_than_the_logits(kit, factory):

@@ -1,19 +1,30 @@
 """The base of the adapters: threads that meet in one matcher, and the memory of bitmasks."""
 
+import copy
 import gc
+import pickle
 import threading
 import weakref
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
+from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.errors import MatcherError
+from gd_plugin.grammars.budgets import hold_to_budget
+from gd_plugin.grammars.compiler import GrammarMatcherFactory
 from gd_plugin.grammars.matcher import EngineMatcher, GrammarMatcher, engine_errors
 from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.guides.guide import Guide
 from gd_plugin.masks.bitmask import allocate_token_bitmask
+from gd_plugin.testing import FakeMatcher
+
+ENGINES = ("xgrammar", "llguidance", "outlines_core")
 
 VOCABULARY = Vocabulary.from_bytes([b"a", b"b", None], stop_token_ids=[2])
 
@@ -114,6 +125,69 @@ def test_a_bitmask_changed_in_place_is_looked_at_again(change: Callable[[torch.T
     assert torch.equal(bitmask, expected)
     with pytest.raises(ValueError, match="outside"):
         matcher.fill_next_token_bitmask(bitmask, len(bitmask))
+
+
+@cache
+def matchers() -> dict[str, GrammarMatcher]:
+    """One of each class that there is in the package."""
+    guide = Guide.regex("[ab]{1,9}")
+    found = {name: GrammarMatcherFactory(VOCABULARY, backend=name).create(guide) for name in ENGINES}
+    factory = GrammarMatcherFactory(VOCABULARY)
+    found["reasoning"] = factory.create(guide.with_reasoning(end="ba"))
+    found["canonical"] = GrammarMatcherFactory(VOCABULARY, config=GuidedDecodingConfig(canonical_forcing=True)).create(
+        guide
+    )
+    found["budget"] = hold_to_budget(factory.create(guide), factory, guide, 20)
+    found["fake"] = FakeMatcher.of_texts(VOCABULARY, ["ab"])
+    return found
+
+
+@pytest.fixture(scope="module", params=["reasoning", "canonical", "budget", "fake", *ENGINES])
+def matcher(request: pytest.FixtureRequest) -> GrammarMatcher:
+    return matchers()[request.param]
+
+
+WRONG_FILLS: dict[str, tuple[Any, Any, str]] = {
+    "a float": (allocate_token_bitmask(2, 3), 1.0, "index must be a row of the bitmask"),
+    "a text": (allocate_token_bitmask(2, 3), "0", "index must be a row of the bitmask"),
+    "a flag": (allocate_token_bitmask(2, 3), True, "index must be a row of the bitmask"),
+    "no index": (allocate_token_bitmask(2, 3), None, "index must be a row of the bitmask"),
+    "behind": (allocate_token_bitmask(2, 3), 2, "row 2 is outside the bitmask's 2 rows"),
+    "before": (allocate_token_bitmask(2, 3), -1, "row -1 is outside the bitmask's 2 rows"),
+    "int64": (torch.zeros((2, 1), dtype=torch.int64), 0, "bitmask must be int32 on the CPU, got torch.int64"),
+    "one dimension": (torch.zeros(2, dtype=torch.int32), 0, r"bitmask must be \[rows, words\]"),
+    "no words": (torch.zeros((2, 0), dtype=torch.int32), 0, "0 words a row, this vocabulary needs 1"),
+    "an array": (np.zeros((2, 1), dtype=np.int32), 0, "bitmask must be an int32 tensor on the CPU, got ndarray"),
+    "nothing": (None, 0, "bitmask must be an int32 tensor on the CPU, got NoneType"),
+}
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("case", WRONG_FILLS)
+def test_a_wrong_bitmask_is_the_callers_mistake(matcher: GrammarMatcher, case: str, known: bool) -> None:
+    bitmask, index, words = WRONG_FILLS[case]
+    if known and isinstance(bitmask, torch.Tensor) and bitmask.dtype == torch.int32 and bitmask.numel() == 2:
+        if bitmask.ndim == 2:
+            matcher.fill_next_token_bitmask(bitmask, 0)
+    else:
+        matcher.fill_next_token_bitmask(allocate_token_bitmask(1, 3), 0)  # dies, and with it what is remembered
+    with pytest.raises(ValueError, match=words):
+        matcher.fill_next_token_bitmask(bitmask, index)
+
+
+def test_rows_of_other_integer_types(matcher: GrammarMatcher) -> None:
+    expected = allocate_token_bitmask(2, 3)
+    matcher.fill_next_token_bitmask(expected, 1)
+    for index in (np.int64(1), np.uint8(1), torch.tensor(1)):
+        bitmask = allocate_token_bitmask(2, 3)
+        matcher.fill_next_token_bitmask(bitmask, index)
+        assert torch.equal(bitmask, expected)
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_matcher_is_copied_by_fork_alone(matcher: GrammarMatcher, how: Callable[[object], object]) -> None:
+    with pytest.raises(TypeError, match=r"fork\(\) gives an independent one"):
+        how(matcher)
 
 
 def test_what_engines_raise() -> None:

@@ -95,3 +95,16 @@ def test_a_pickle_is_an_equal_vocabulary() -> None:
     assert dict(twin.special_token_names) == {"<x>": 3}
     with pytest.raises(TypeError):
         twin.special_token_names["<y>"] = 1
+
+
+@pytest.mark.parametrize("ids", [[1.5], [1.0], "12", b"12", ["1"], True, [True], 1.5, [None], [[1]], object()])
+@pytest.mark.parametrize("name", ["stop_token_ids", "special_token_ids"])
+def test_ids_that_are_no_whole_numbers(name: str, ids: Any) -> None:
+    given = {"stop_token_ids": [2], name: ids}
+    with pytest.raises(VocabularyError, match=f"{name} must be token ids"):
+        Vocabulary.from_bytes([b"a", b"b", None], **given)
+
+
+def test_ids_of_other_integer_types() -> None:
+    for ids in (2, np.int64(2), np.array([2]), (2,), {2}, iter([2]), torch.tensor([2])):
+        assert Vocabulary.from_bytes([b"a", b"b", None], stop_token_ids=ids).stop_token_ids == (2,)

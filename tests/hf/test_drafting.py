@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 import gd_plugin as gd
 from tests.fuzz import pick
@@ -207,6 +207,19 @@ def test_what_cannot_be_served_is_generated_plainly_and_said_once(kit: Kit) -> N
         (result,) = processor.results(output)
         assert CASE["choice"].is_complete(result.text or "")
         assert drafting.num_forwards > 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("where", ["options", "config"])
+def test_without_a_cache_the_option_is_named(kit: Kit, where: str) -> None:
+    options: dict[str, Any] = {"use_cache": False}
+    if where == "config":
+        options = {"generation_config": GenerationConfig(use_cache=False, eos_token_id=EOS)}
+    with pytest.warns(UserWarning, match="plainly here: use_cache=False leaves no cache") as caught:
+        processor = processor_for(kit, CASE["choice"].guide)
+        output = generate(kit, PROMPTS[:1], processor, custom_generate=gd.grammar_drafting(), **options)
+    assert "cache_implementation" not in str(caught[0].message)
+    (result,) = processor.results(output)
+    assert CASE["choice"].is_complete(result.text or "")
 
 
 def test_output_forms_and_a_streamer(kit: Kit) -> None:

@@ -71,6 +71,16 @@ BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"vocab_size": 0}, gd.VocabularyError, "columns"),
     ({"stop_token_ids": [9999]}, gd.VocabularyError, "9999"),
     ({"stop_token_ids": [-1]}, gd.VocabularyError, "-1"),
+    *(
+        ({"stop_token_ids": ids}, gd.VocabularyError, "stop_token_ids must be token ids")
+        for ids in ([1.5], [1.0], "12", b"12", ["1"], True, [True], 1.5, [None], [[1]], torch.tensor([1.5]))
+    ),
+    *(({"max_new_tokens": number}, ValueError, "max_new_tokens must be") for number in (True, 0, -1, 2.5, "9")),
+    *(({"vocab_size": size}, gd.VocabularyError, "vocab_size must be") for size in ("270", 270.0, True, [270])),
+    *(
+        ({"config": config}, TypeError, "config must be a GuidedDecodingConfig")
+        for config in ({}, {"backend": "xgrammar"}, "xgrammar", gd.GuidedDecodingConfig)
+    ),
     ({"tokenizer": object()}, TypeError, "not both"),
     ({"vocabulary": object()}, TypeError, "Vocabulary"),
     ({"vocabulary": None}, TypeError, "tokenizer="),
@@ -142,6 +152,47 @@ def test_a_wrong_number_of_guides_names_both_numbers(
     processor = by_hand(vocabulary, [YES_NO] * num_guides)
     with pytest.raises(ValueError, match=words):
         call(processor, rows)
+
+
+# ---- what a step is refused for
+
+IDS, SCORES = torch.zeros((2, 3), dtype=torch.int64), torch.zeros(2, WIDTH)
+BAD_STEPS: dict[str, tuple[Any, Any, type[Exception], str]] = {
+    "ids of one dimension": (IDS[0], SCORES, ValueError, r"input_ids have shape \[3\]"),
+    "ids of three dimensions": (IDS[None], SCORES, ValueError, r"input_ids have shape \[1, 2, 3\]"),
+    "ids of none": (torch.tensor(1), SCORES, ValueError, r"input_ids have shape \[\]"),
+    "scores of one dimension": (IDS, SCORES[0], ValueError, r"scores have shape \[270\]"),
+    "scores of three dimensions": (IDS, SCORES[None], ValueError, r"scores have shape \[1, 2, 270\]"),
+    "scores of none": (IDS, torch.tensor(1.0), ValueError, r"scores have shape \[\]"),
+    "fewer ids": (IDS[:1], SCORES, ValueError, "input_ids have 1 rows but scores have 2"),
+    "fewer scores": (IDS, SCORES[:1], ValueError, "input_ids have 2 rows but scores have 1"),
+    "no ids": (IDS[:0], SCORES, ValueError, "input_ids have 0 rows but scores have 2"),
+    "float ids": (IDS.float(), SCORES, TypeError, "input_ids are torch.float32"),
+    "bool ids": (IDS.bool(), SCORES, TypeError, "input_ids are torch.bool"),
+    "integer scores": (IDS, SCORES.long(), TypeError, "scores are torch.int64"),
+    "bool scores": (IDS, SCORES.bool(), TypeError, "scores are torch.bool"),
+    "complex scores": (IDS, SCORES.to(torch.complex64), TypeError, "scores are torch.complex64"),
+    "a list of ids": (IDS.tolist(), SCORES, TypeError, "input_ids must be a tensor, got list"),
+    "an array of ids": (IDS.numpy(), SCORES, TypeError, "input_ids must be a tensor, got ndarray"),
+    "a list of scores": (IDS, SCORES.tolist(), TypeError, "scores must be a tensor, got list"),
+    "an array of scores": (IDS, SCORES.numpy(), TypeError, "scores must be a tensor, got ndarray"),
+    "no scores": (IDS, None, TypeError, "scores must be a tensor, got NoneType"),
+}
+
+
+@pytest.mark.parametrize("at", ["first", "later", "unguided"])
+@pytest.mark.parametrize("case", BAD_STEPS)
+def test_what_is_no_step_is_refused_and_leaves_no_trace(vocabulary: gd.Vocabulary, case: str, at: str) -> None:
+    input_ids, scores, error, words = BAD_STEPS[case]
+    processor = by_hand(vocabulary, None if at == "unguided" else YES_NO)
+    if at == "later":
+        call(processor, [[1], [2]])
+    with pytest.raises(error, match=f"{words}; expected input_ids int64") as caught:
+        processor(input_ids, scores)
+    assert "scores float [rows, columns]" in str(caught.value)
+    if at == "later":
+        out = call(processor, [[1, ord("y")], [2, ord("n")]])
+        assert (legal(out, 0), legal(out, 1)) == ({ord("e")}, {ord("o")})
 
 
 # ---- what never raises

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gd_plugin.masks.apply import apply_token_bitmask_
+from gd_plugin.masks.argmax import argmax_under_bitmask
 from gd_plugin.masks.shard import VocabShard
 
 
@@ -66,3 +67,23 @@ def test_shards_of_any_edges_put_together_equal_the_whole():
             part = logits[:, shard.start : shard.stop].clone()
             parts.append(apply_token_bitmask_(part, bitmask, d2t=d2t, shard=shard, vocab_size=vocab))
         assert torch.equal(torch.cat(parts, dim=1), apply_token_bitmask_(logits, bitmask, d2t=d2t, vocab_size=vocab))
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "1", None])
+@pytest.mark.parametrize("name", ["rank", "world_size", "total"])
+def test_numbers_that_are_no_integers(name: str, value: object) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be an int, got {value!r}"):
+        VocabShard(**{"rank": 0, "world_size": 2, "total": 64} | {name: value})
+
+
+@pytest.mark.parametrize("edge", [32.0, "32", None, True])
+def test_edges_that_are_no_integers(edge: object) -> None:
+    with pytest.raises(TypeError, match="edges must be column numbers"):
+        VocabShard(0, 2, 64, edges=(0, edge, 64))
+
+
+def test_what_is_no_shard() -> None:
+    logits, bitmask = torch.zeros(1, 64), torch.zeros(1, 2, dtype=torch.int32)
+    for operation in (apply_token_bitmask_, argmax_under_bitmask):
+        with pytest.raises(TypeError, match="shard must be a VocabShard or None"):
+            operation(logits, bitmask, shard=(0, 2, 64))
