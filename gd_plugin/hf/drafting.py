@@ -10,7 +10,6 @@ Source: transformers 5.24, generation/utils.py (_sample, custom_generate) and ca
 
 import copy
 import logging
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +22,7 @@ from gd_plugin.grammars.forced import Drafter, PassCost
 from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.hf.draftable import ROW_LOCAL, cache_name, has_mask, why_not
 from gd_plugin.hf.processor import GuidedLogitsProcessor
+from gd_plugin.hf.warning import warn_user
 from gd_plugin.masks.bitmask import allocate_token_bitmask, few_legal_tokens
 
 __all__ = ["grammar_drafting"]
@@ -201,7 +201,7 @@ class _Drafting:
         _log.info("generating plainly: %s", reason)
         if not self._warned:
             self._warned = True
-            warnings.warn(f"grammar_drafting generates plainly here: {reason}", UserWarning, stacklevel=5)
+            warn_user(f"grammar_drafting generates plainly here: {reason}")
         method = model._beam_search if generation_config.num_beams > 1 else model._sample
         counter = model.register_forward_hook(self._count)
         try:

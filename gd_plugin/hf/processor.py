@@ -2,14 +2,14 @@
 
 In:  the ids and scores of each call.      Out: new scores, banned columns at -inf; `scores` is never written.
 Kept here: an unguided row's scores leave bit-identical; a guided row always keeps a finite score, also where something
-before the guide banned every legal token; scores of another vocabulary's width pass through untouched.
+before the guide banned every legal token (a broken model's NaN stays NaN: the sampler is to see it); scores of another
+vocabulary's width pass through untouched.
 Source: transformers 5.24, generation/utils.py and candidate_generator.py.
 """
 
 import copy
 import logging
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
@@ -31,6 +31,7 @@ from gd_plugin.hf.overlap import OverlappedStep
 from gd_plugin.hf.reporting import read_report
 from gd_plugin.hf.results import RowResult, read_results, read_running_results
 from gd_plugin.hf.session import Session, StepRows, guide_of_row
+from gd_plugin.hf.warning import warn_user
 from gd_plugin.masks.apply import apply_token_bitmask_
 from gd_plugin.masks.arguments import MaskArguments
 from gd_plugin.masks.bitmask import legal_columns
@@ -492,11 +493,9 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
     def _warn_banned(self) -> None:
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            warn_user(
                 "something before the guide banned every token the guide allows; the guide wins, and all of them are "
-                f"equally likely at that step. {self._ban_options}",
-                UserWarning,
-                stacklevel=4,
+                f"equally likely at that step. {self._ban_options}"
             )
 
 

@@ -1,9 +1,11 @@
 """Options that ban every token the guide allows: the guide wins, nothing is NaN, and a warning names the options."""
 
+import linecache
 import warnings
 from typing import Any
 
 import pytest
+import torch
 
 import gd_plugin as gd
 from tests.hf.models import EOS, Kit, tiny_llama
@@ -92,6 +94,24 @@ def test_the_warning_names_the_options_of_the_generation_config(kit: Kit) -> Non
     with pytest.warns(UserWarning, match="min_new_tokens=9") as caught:
         model.generate(**kit.prompts(["a"]), max_new_tokens=12, logits_processor=processor)
     assert "bad_words_ids" not in str(caught[0].message)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_the_warning_points_at_the_users_line(kit: Kit, search: str, wrapped: bool) -> None:
+    processor = gd.GuidedLogitsProcessor(gd.Guide.choice(["yes"]), tokenizer=kit.tokenizer, model=kit.model)
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, **SEARCHES[search]}
+    with pytest.warns(UserWarning, match="before the guide banned") as caught:
+        kit.model.generate(**kit.prompts(["a"]), logits_processor=processor if wrapped else [processor], **options)
+    [found] = [w for w in caught if "before the guide banned" in str(w.message)]
+    assert found.filename == __file__ and "generate" in linecache.getline(found.filename, found.lineno)
+
+
+def test_the_warning_of_a_step_by_hand_points_at_its_line(kit: Kit) -> None:
+    processor = gd.GuidedLogitsProcessor(gd.Guide.choice(["yes"]), tokenizer=kit.tokenizer, model=kit.model)
+    with pytest.warns(UserWarning, match="before the guide banned") as caught:
+        processor(torch.tensor([[1]]), torch.full((1, 49152), float("-inf")))
+    assert caught[0].filename == __file__ and "processor(" in linecache.getline(__file__, caught[0].lineno)
 
 
 @pytest.mark.parametrize("search", SEARCHES)

@@ -218,6 +218,8 @@ def test_without_a_cache_the_option_is_named(kit: Kit, where: str) -> None:
         processor = processor_for(kit, CASE["choice"].guide)
         output = generate(kit, PROMPTS[:1], processor, custom_generate=gd.grammar_drafting(), **options)
     assert "cache_implementation" not in str(caught[0].message)
+    # where `generate` is called: here that is done in a function above
+    assert caught[0].filename == __file__
     (result,) = processor.results(output)
     assert CASE["choice"].is_complete(result.text or "")
 

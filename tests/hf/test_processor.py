@@ -241,6 +241,23 @@ def test_the_width_comes_from_the_scores(vocabulary: gd.Vocabulary, width: int) 
     assert legal(out) == {token for token in (ord("y"), ord("n"), 259) if token < width}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("column", [None, ord("y"), ord("n")], ids=["all", "first legal", "last legal"])
+def test_a_broken_models_scores_stay_broken(vocabulary: gd.Vocabulary, dtype: torch.dtype, column: int | None) -> None:
+    """NaN is neither hidden nor let out of its row: samplers refuse it, and what is illegal stays banned."""
+    processor = by_hand(vocabulary, YES_NO)
+    scores = torch.zeros(2, WIDTH, dtype=dtype)
+    scores[0, :] = float("-inf")
+    scores[0, slice(None) if column is None else column] = float("nan")
+    out = processor(torch.tensor([[1], [2]]), scores)
+    start = {ord("y"), ord("n"), 259}
+    assert set(out[0].isnan().nonzero()[:, 0].tolist()) == (start if column is None else {column})
+    assert int(out[0].argmax()) in start and not (out[0] > float("-inf")).any()
+    with pytest.raises(RuntimeError, match="nan"):
+        out[0].float().softmax(dim=-1).multinomial(1)
+    assert legal(out, 1) == start
+
+
 def test_no_rows(vocabulary: gd.Vocabulary) -> None:
     out = by_hand(vocabulary, YES_NO)(torch.zeros((0, 3), dtype=torch.int64), torch.zeros(0, WIDTH))
     assert out.shape == (0, WIDTH)
