@@ -105,6 +105,7 @@ class _Speller:
         return None
 
     def _words(self, node: Words, full: bool) -> str:
+        spell: Callable[[str], str]
         if self.kind == "number":
             spell = _raw_word
         elif full:
