@@ -12,14 +12,12 @@ from typing import Final
 import torch
 import transformers
 
-import gd_plugin
-
 __all__ = ["warn_user"]
 
 # how many of their frames lie between is another number in each version and mode
 _LIBRARIES: Final = tuple(
-    os.path.join(os.path.dirname(os.path.abspath(package.__file__ or "")), "")
-    for package in (gd_plugin, transformers, torch)
+    os.path.join(os.path.dirname(os.path.abspath(file)), "")
+    for file in (os.path.dirname(__file__), transformers.__file__ or "", torch.__file__)
 )
 
 
