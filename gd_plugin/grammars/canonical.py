@@ -26,7 +26,6 @@ from gd_plugin.masks.bitmask import allocate_token_bitmask, num_mask_words, toke
 __all__ = ["CanonicalGrammar", "CanonicalMatcher"]
 
 _JSON_KINDS = frozenset({GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.STRUCTURAL_TAG})
-_BACKSLASH = ord("\\")
 # bytes that one run may force; a guide that forces more is spelled piece by piece
 _MAX_FORCED = 1024
 # words of a row that are looked at first

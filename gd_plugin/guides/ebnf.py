@@ -61,6 +61,17 @@ class Scanner:
     text: str
     position: int = 0
 
+    def __post_init__(self) -> None:
+        # before anything is read: a longer text takes seconds, and is too large even where nothing is repeated
+        if len(self.text) > _MAX_POSITIONS:
+            raise GuideTooLargeError(
+                f"line 1, column 1: the grammar's text has {len(self.text)} characters, over {_MAX_POSITIONS}",
+                pointer="line 1, column 1",
+                limit="max_grammar_characters",
+                value=len(self.text),
+                hint="use Guide.choice for a list of texts, or shorten the grammar",
+            )
+
     def place(self, position: int | None = None) -> str:
         """Return line and column of a position, counted from 1."""
         at = self.position if position is None else position

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Literal
 
-from gd_plugin.errors import GuideTooLargeError, InvalidGuideError, UnsatisfiableGuideError
+from gd_plugin.errors import GuideError, GuideTooLargeError, InvalidGuideError, UnsatisfiableGuideError
 from gd_plugin.guides.ebnf import parse_ebnf
 from gd_plugin.guides.lark import parse_lark
 from gd_plugin.guides.regex import parse_regex
@@ -156,7 +156,7 @@ class Guide:
             GuideTooLargeError: nested or repeated too deeply.
         """
         _require_text(text, "an EBNF grammar")
-        _require_text(start, "a start rule")
+        _require_text(start, "the start rule's name")
         text = text.replace("\r\n", "\n")
         # before stripping, so that errors name the caller's lines
         parse_ebnf(text, start)
@@ -263,7 +263,7 @@ class Guide:
             max_tokens: tokens of free text after which the marker is forced.
 
         Raises:
-            InvalidGuideError: a marker is no text or empty, or `max_tokens` is negative.
+            InvalidGuideError: a marker is no text, empty or holds a lone surrogate, or `max_tokens` is negative.
         """
         if not isinstance(end, str) or not end:
             raise InvalidGuideError(
@@ -288,6 +288,8 @@ class Guide:
                 keyword="max_tokens",
                 hint="pass how many tokens of free text may stand before the guide, or None for no limit",
             )
+        _require_encodable(end, "#/reasoning/end")
+        _require_encodable(start or "", "#/reasoning/start")
         return replace(self, reasoning=Reasoning(start, end, max_tokens))
 
     def options(self) -> list[str]:
@@ -345,9 +347,10 @@ class Guide:
         allowed = {kind.value, "reasoning"} | ({"start"} if kind is GuideType.EBNF_GRAMMAR else set())
         for key in record:
             if key not in allowed:
+                pointer = f"#/{_escaped(str(key))}"
                 raise InvalidGuideError(
-                    f"#/{key}: unknown key {key!r} in a {kind.value} guide",
-                    pointer=f"#/{key}",
+                    f"{pointer}: unknown key {key!r} in a {kind.value} guide",
+                    pointer=pointer,
                     hint=f"remove it; there are {', '.join(sorted(allowed))}",
                 )
         builders: dict[GuideType, Any] = {
@@ -448,6 +451,8 @@ def _load_json(text: "str | bytes | bytearray", what: str) -> Any:
 
     try:
         return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+    except GuideError:  # also a ValueError, and it says all there is to say
+        raise
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise InvalidGuideError(
@@ -517,8 +522,7 @@ def _check_value(root: Any) -> None:
                         hint="use str keys",
                     )
                 _require_encodable(key, pointer)
-                escaped = key.replace("~", "~0").replace("/", "~1")
-                stack.append((item, f"{pointer}/{escaped}", depth + 1))
+                stack.append((item, f"{pointer}/{_escaped(key)}", depth + 1))
         elif isinstance(value, list | tuple):
             stack.extend((item, f"{pointer}/{index}", depth + 1) for index, item in enumerate(value))
         elif isinstance(value, str):
@@ -541,18 +545,27 @@ def _require_text(value: object, what: str) -> None:
         raise InvalidGuideError(
             f"#: {what} must be text, got {type(value).__name__}", pointer="#", hint="pass a str; decode bytes first"
         )
-    _require_encodable(value, what)
+    _require_encodable(value, None, what, in_lines="grammar" in what)
 
 
-def _require_encodable(text: str, pointer: str) -> None:
+def _require_encodable(text: str, pointer: str | None, what: str = "the text", *, in_lines: bool = False) -> None:
+    """Refuse lone surrogates; without a pointer, the place is the position in the text itself."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
+        before = text[: error.start]
+        line, column = before.count("\n") + 1, error.start - (before.rfind("\n") + 1) + 1
+        pointer = pointer or (f"line {line}, column {column}" if in_lines else f"position {error.start}")
         raise InvalidGuideError(
-            f"{pointer}: holds the lone surrogate {text[error.start]!r}, which no tokenizer can spell",
+            f"{pointer}: {what} holds the lone surrogate {text[error.start]!r}, which no tokenizer can spell",
             pointer=pointer,
             hint="remove it; a character past U+FFFF is one character, not two surrogates",
         ) from error
+
+
+def _escaped(key: str) -> str:
+    """Return a key as a step of a JSON pointer."""
+    return key.replace("~", "~0").replace("/", "~1")
 
 
 def _sets_flag(pattern: str, letter: str) -> bool:

@@ -24,6 +24,12 @@ _JSON_KINDS = frozenset({GuideType.JSON_SCHEMA, GuideType.STRUCTURAL_TAG})
 # lengths of texts cost nothing: xgrammar is given none, and llguidance builds the states that a text reaches
 _COUNTS = frozenset({"minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"})
 
+_SHORTEN = {
+    GuideType.JSON_SCHEMA: "name repeated parts with $defs and $ref",
+    GuideType.STRUCTURAL_TAG: "name repeated parts of its schemas with $defs and $ref",
+    GuideType.CHOICE: "pass fewer or shorter options",
+}
+
 # A rule more is as much as this many ranges: through rules, one character can have very many derivations.
 _RULE_WEIGHT = 50
 
@@ -41,7 +47,7 @@ def check_limits(guide: Guide, config: GuidedDecodingConfig) -> None:
             pointer="#",
             limit="max_guide_bytes",
             value=size,
-            hint="name repeated parts with $defs and $ref, or raise max_guide_bytes",
+            hint=f"{_SHORTEN.get(guide.guide_type, 'shorten it')}, or raise max_guide_bytes",
         )
     if guide.guide_type in _JSON_KINDS:
         value = json.loads(guide.guide)

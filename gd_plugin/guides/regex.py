@@ -91,7 +91,7 @@ def parse_regex(pattern: str) -> Node:
         tree = sre_parser.parse(pattern)
         flags = tree.state.flags
     except re.error as error:
-        place = f"position {error.pos}" if error.pos is not None else "regex"
+        place = f"position {error.pos}" if error.pos is not None else "#"
         raise InvalidGuideError(
             f"{place}: {error.msg} in {_shorten(pattern)!r}",
             pointer=place,

@@ -22,7 +22,7 @@ Sources: the models' chat templates; OpenAI's API reference for `tools` and `too
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gd_plugin.errors import InvalidGuideError
 
@@ -84,7 +84,7 @@ def tools_to_structural_tag(tools: Any, tool_choice: Any = "auto", style: str = 
         InvalidGuideError: a tool is not well formed, two share a name, the choice names none of them, or the style is
             unknown; the message names the tool and its JSON pointer.
     """
-    if style not in STYLES:
+    if not isinstance(style, str) or style not in STYLES:
         raise InvalidGuideError(
             f"#/style: unknown tool style {style!r}",
             pointer="#/style",
@@ -93,16 +93,16 @@ def tools_to_structural_tag(tools: Any, tool_choice: Any = "auto", style: str = 
         )
     form = STYLES[style]
     parsed = _read_tools(tools)
-    choice = _read_choice(tool_choice, list(parsed))
-    tags = [_tag(form, name, schema) for name, schema in parsed.items() if choice in ("auto", "required", "none", name)]
-    if choice == "none":
+    mode, forced = _read_choice(tool_choice, list(parsed))
+    tags = [_tag(form, name, schema) for name, schema in parsed.items() if forced in (None, name)]
+    if mode == "none":
         return _structural({"type": "any_text", "excludes": [form.trigger] if tags else []})
     calls = {"type": "tags_with_separator", "tags": tags, "separator": form.separator, "at_least_one": True}
-    if choice == "auto":
+    if mode == "auto":
         if form.open:
             tags = [{"type": "tag", "begin": form.open, "content": calls, "end": form.close}]
         return _structural({"type": "triggered_tags", "triggers": [form.trigger], "tags": tags})
-    wanted = calls if choice == "required" else tags[0]
+    wanted = calls if mode == "required" else tags[0]
     if form.open:
         texts = [{"type": "const_string", "value": text} for text in (form.open, form.close)]
         wanted = {"type": "sequence", "elements": [texts[0], wanted, texts[1]]}
@@ -153,7 +153,9 @@ def _read_tools(tools: Any) -> dict[str, dict[str, Any]]:
             raise InvalidGuideError(
                 f"{inner}/name: two tools are called {name!r}", pointer=f"{inner}/name", hint="rename one of them"
             )
-        schema = function.get("parameters") or _NO_PARAMETERS
+        schema = function.get("parameters")
+        if schema is None or schema == {}:
+            schema = _NO_PARAMETERS
         if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
             raise InvalidGuideError(
                 f'{inner}/parameters: tool {name!r}: parameters is not a JSON Schema of type "object"',
@@ -165,14 +167,14 @@ def _read_tools(tools: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _read_choice(tool_choice: Any, names: list[str]) -> str:
-    """Return auto, required, none, or the name of a tool."""
+def _read_choice(tool_choice: Any, names: list[str]) -> tuple[Literal["auto", "required", "none", "tool"], str | None]:
+    """Return the mode, and the name of the tool if it is "tool": a tool may be called like a mode."""
     choice = tool_choice
     if isinstance(choice, Mapping):
         function = choice.get("function", choice)
         choice = function.get("name") if isinstance(function, Mapping) else None
     elif choice in ("none", None):
-        return "none"
+        return "none", None
     elif choice in ("auto", "required"):
         if not names:
             raise InvalidGuideError(
@@ -181,7 +183,7 @@ def _read_choice(tool_choice: Any, names: list[str]) -> str:
                 keyword="tool_choice",
                 hint="pass tools, or tool_choice='none'",
             )
-        return str(choice)
+        return choice, None
     if choice not in names:
         raise InvalidGuideError(
             f"#/tool_choice: tool_choice names {choice!r}; the tools are {', '.join(names) or 'none'}",
@@ -189,4 +191,4 @@ def _read_choice(tool_choice: Any, names: list[str]) -> str:
             keyword="tool_choice",
             hint="name one of them, or use 'auto', 'required' or 'none'",
         )
-    return str(choice)
+    return "tool", str(choice)

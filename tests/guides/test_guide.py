@@ -165,7 +165,41 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (lambda: gd.Guide.regex(b"a"), gd.InvalidGuideError, "bytes"),  # type: ignore[arg-type]
     (lambda: gd.Guide.regex(re.compile(b"a")), gd.InvalidGuideError, "bytes"),  # type: ignore[arg-type]
     (lambda: gd.Guide.regex("(" * 20_000 + ")" * 20_000), gd.GuideTooLargeError, "position"),
-    (lambda: gd.Guide.regex("\udfff"), gd.InvalidGuideError, "surrogate"),
+    (lambda: gd.Guide.regex("a\udfff"), gd.InvalidGuideError, "position 1: a regex holds the lone surrogate"),
+    (lambda: gd.Guide.ebnf('x ::= y\ny ::= "\ud800"'), gd.InvalidGuideError, "line 2, column 8: an EBNF grammar holds"),
+    (lambda: gd.Guide.ebnf('a ::= "a"', "\ud800"), gd.InvalidGuideError, "position 0: the start rule's name"),
+    (lambda: gd.Guide.lark('start: "\ud800"'), gd.InvalidGuideError, "line 1, column 9: a Lark grammar"),
+    (lambda: gd.Guide.lark(None), gd.InvalidGuideError, "NoneType"),  # type: ignore[arg-type]
+    (lambda: gd.Guide.json_schema(None), gd.InvalidGuideError, "NoneType"),
+    (lambda: gd.Guide.structural_tag('{"type":1,"type":2}'), gd.InvalidGuideError, "'type' twice"),
+    (lambda: gd.Guide.from_json('{"regex":"a","regex":"b"}'), gd.InvalidGuideError, "'regex' twice"),
+    (lambda: gd.Guide.from_json('{"json_schema":{"minimum":-Infinity}}'), gd.InvalidGuideError, "-Infinity"),
+    (lambda: gd.Guide.from_json({"regex": "a", "a/b": 1}), gd.InvalidGuideError, "#/a~1b"),
+    (lambda: gd.Guide.json().with_reasoning(end="\ud800"), gd.InvalidGuideError, "#/reasoning/end: "),
+    (lambda: gd.Guide.json().with_reasoning(start="<\udfff"), gd.InvalidGuideError, "#/reasoning/start: "),
+    (
+        lambda: gd.Guide.from_json('{"regex":"a","reasoning":{"end":"\\ud800"}}'),
+        gd.InvalidGuideError,
+        "#/reasoning/end: ",
+    ),
+    (lambda: gd.Guide.tools([]), gd.InvalidGuideError, "#/tool_choice"),
+    (lambda: gd.Guide.tools([], style=[]), gd.InvalidGuideError, "#/style"),  # type: ignore[arg-type]
+    # too long to be read: refused for that, before anything is read, and never for "repeat counts"
+    (
+        lambda: gd.Guide.regex("b" * 1_060_000),
+        gd.GuideTooLargeError,
+        "has 1060000 characters, over 200000; use Guide.ch",
+    ),
+    (
+        lambda: gd.Guide.ebnf("b" * 1_060_000),
+        gd.GuideTooLargeError,
+        "1060000 characters, over 1000000; use Guide.choice",
+    ),
+    (
+        lambda: gd.Guide.lark("b" * 1_060_000),
+        gd.GuideTooLargeError,
+        "1060000 characters, over 1000000; use Guide.choice",
+    ),
     (lambda: gd.Guide.ebnf("  \n"), gd.InvalidGuideError, "line 1, column 1"),
     (lambda: gd.Guide.ebnf(7), gd.InvalidGuideError, "int"),  # type: ignore[arg-type]
     (lambda: gd.Guide.choice("yes"), gd.InvalidGuideError, "list of strings"),
@@ -204,6 +238,11 @@ def test_bad_input_is_refused_with_its_place(number: int) -> None:
     assert isinstance(caught.value, gd.GuideError)
     twin = pickle.loads(pickle.dumps(caught.value))
     assert (str(twin), twin.pointer) == (str(caught.value), caught.value.pointer)
+    # a pointer is a JSON pointer or a place in the text, and an error is told once, with its own hint
+    assert re.fullmatch(r"#(/.*)?|position \d+|line \d+, column \d+", caught.value.pointer)
+    assert caught.value.hint and str(caught.value).count(caught.value.hint) == 1
+    assert len(re.findall(r"#: |position \d+: |line \d+, column \d+: ", str(caught.value))) <= 1
+    assert not isinstance(caught.value.__cause__, gd.GuideError)
 
 
 @pytest.mark.parametrize("wrong", [("yaml", "x"), ("json", 7), ("regex", None)])

@@ -109,6 +109,23 @@ def test_choices(backend, judge, style):
             assert asked.accepts(text) == legal[index], (choice, text)
 
 
+@pytest.mark.parametrize("name", ["auto", "none", "required"])
+def test_a_tool_may_be_called_like_a_mode(name, backend, judge):
+    skip_if_refused(backend)
+    named = [{"type": "function", "function": {"name": name}}, TOOLS[0]]
+    call, other = WRITE["hermes"](name, "{}"), WRITE["hermes"]("weather", GOOD)
+    forced = judge(gd.Guide.tools(named, {"type": "function", "function": {"name": name}}))
+    assert forced.accepts(call)
+    assert not any(forced.accepts(text) for text in (other, "free text", "", f"{call}\n{call}"))
+    # as a word it is the mode still
+    mode = judge(gd.Guide.tools(named, name))
+    assert [mode.accepts(text) for text in (call, other, "free text")] == {
+        "auto": [True, True, True],
+        "none": [False, False, True],
+        "required": [True, True, False],
+    }[name]
+
+
 def test_reasoning_before_a_call(vocabulary, backend):
     skip_if_refused(backend)
     guide = gd.Guide.tools(TOOLS, "required").with_reasoning()
@@ -135,6 +152,9 @@ WRONG = [
     ([tool()], "g", "#/tool_choice"),
     ([tool()], {"type": "function"}, "#/tool_choice"),
     ([], "required", "#/tool_choice"),
+    ([], "auto", "#/tool_choice"),
+    ([tool()], ["auto"], "#/tool_choice"),
+    *(([tool(parameters=value)], "auto", "#/0/function/parameters") for value in ([], "", 0, False)),
 ]
 
 
