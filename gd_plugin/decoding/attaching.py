@@ -18,6 +18,7 @@ import torch
 
 from gd_plugin.decoding.requests import GuidedRequest, GuidedRequests
 from gd_plugin.decoding.slots import SlotStates
+from gd_plugin.decoding.speculation import describe
 from gd_plugin.grammars.budgets import hold_to_budget
 from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.guides.guide import Guide
@@ -130,7 +131,7 @@ class Attaching:
             if future.done():
                 # a timeout of the engine's own, or it came at the last moment
                 error = future.exception()
-                return _ATTACH if error is None else _describe(error)
+                return _ATTACH if error is None else describe(error)
             if self._defer and left > 0:
                 return _DEFER
             # not cancelled: whoever has the same guide waits for the same future
@@ -138,7 +139,7 @@ class Attaching:
         except CancelledError:
             return "its compilation was cancelled; submit the request again"
         except Exception as error:
-            return _describe(error)
+            return describe(error)
         return _ATTACH
 
     def _rank_0_decisions(self, starting: list[GuidedRequest]) -> list[str]:
@@ -179,7 +180,7 @@ class Attaching:
                 matcher = self._create(request)
             except Exception as error:
                 slots.attach(slot, request.request_id, request.guide, None)
-                return _describe(error)
+                return describe(error)
             slots.attach(slot, request.request_id, request.guide, matcher)
         return self.replay(request)
 
@@ -206,7 +207,3 @@ class Attaching:
         text = self._slots.text(slot)
         self._slots.fail(slot)
         return f"token {history[refused]} at position {refused} of its history is refused; text before it: {text!r}"
-
-
-def _describe(error: BaseException) -> str:
-    return str(error).strip() or type(error).__name__

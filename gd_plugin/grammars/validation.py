@@ -5,15 +5,17 @@ The text is fed byte by byte to a matcher of the backend that "auto" chooses, ov
 answer does not depend on how a tokenizer would cut it.
 """
 
+import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from gd_plugin.grammars.compiler import GrammarMatcherFactory
 from gd_plugin.grammars.matcher import GrammarMatcher
+from gd_plugin.grammars.reasoning import opening_step
 from gd_plugin.grammars.spelling import Speller
 from gd_plugin.grammars.vocabulary import Vocabulary
-from gd_plugin.guides.guide import Guide, GuideType
+from gd_plugin.guides.guide import Guide, GuideType, Reasoning
 from gd_plugin.masks.bitmask import allocate_token_bitmask
 
 __all__ = ["Verdict", "byte_vocabulary", "expected_next", "validate"]
@@ -92,7 +94,7 @@ def validate(guide: Guide, text: str, *, tokenizer: Any = None) -> Verdict:
         complete=complete,
         position=position,
         expected=expected_next(matcher),
-        pointer=_json_pointer(text[:position]) if guide.guide_type in _JSON_KINDS else None,
+        pointer=_json_pointer(_document(text[:position], guide.reasoning)) if guide.guide_type in _JSON_KINDS else None,
     )
 
 
@@ -126,6 +128,23 @@ def _character(byte: int) -> str:
     return repr(chr(byte))[1:-1] if byte < 32 or byte == 127 else chr(byte)
 
 
+def _document(prefix: str, reasoning: Reasoning | None) -> str:
+    """Return what stands behind the reasoning: the part of a legal prefix that the guide itself reads."""
+    if reasoning is None:
+        return prefix
+    data = prefix.encode("utf-8", errors="surrogatepass")
+    free = 0
+    if reasoning.start is not None:
+        start = reasoning.start.encode()
+        _, matched, free = opening_step(start, 0, 0, data)
+        if free < 0:  # no reasoning: the guide begins at once
+            return prefix
+        if matched < len(start):
+            return ""
+    _, _, document = data[free:].partition(reasoning.end.encode())
+    return document.decode("utf-8", errors="surrogatepass")
+
+
 def _json_pointer(prefix: str) -> str:
     """Return where in a JSON document its prefix ends."""
     # one entry a container: [key or index, whether the next string is a key]
@@ -136,7 +155,7 @@ def _json_pointer(prefix: str) -> str:
         if character == '"':
             end = _string_end(prefix, position)
             if stack and stack[-1][1] and end <= len(prefix):
-                stack[-1][0] = prefix[position + 1 : end - 1]
+                stack[-1][0] = _decoded_key(prefix[position:end])
             position = end
             continue
         if character in "{[":
@@ -153,6 +172,15 @@ def _json_pointer(prefix: str) -> str:
         position += 1
     steps = [str(key).replace("~", "~0").replace("/", "~1") for key, is_key in stack if not is_key]
     return "/".join(["#", *steps])
+
+
+def _decoded_key(written: str) -> str:
+    try:
+        key = str(json.loads(written))
+        key.encode()
+    except ValueError:  # half of a surrogate pair: no text spells it but its escape
+        return written[1:-1]
+    return key
 
 
 def _string_end(text: str, begin: int) -> int:

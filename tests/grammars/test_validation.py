@@ -14,6 +14,8 @@ PERSON = {
     "additionalProperties": False,
 }
 
+AGE = gd.Guide.json_schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+
 CASES = [
     # guide, text, ok, complete, position, something that is expected, pointer
     (gd.Guide.regex(r"\d{2}-\d"), "12-3", True, True, None, None, None),
@@ -30,6 +32,15 @@ CASES = [
     (gd.Guide.json_schema(PERSON), '{"name":"a"', False, False, 11, ",", "#/name"),
     (gd.Guide.json_schema(PERSON), "[", False, False, 0, "{", "#"),
     (gd.Guide.json(), '{"a":[1,{"b~/":nul', False, False, 18, "l", "#/a/1/b~0~1"),
+    (gd.Guide.json(), r'{"q\"/\u00e9":nul', False, False, 17, "l", '#/q"~1é'),
+    (gd.Guide.json(), r'{"\ud800":nul', False, False, 13, "l", r"#/\ud800"),
+    # brackets of a thought are none of the document's
+    (AGE.with_reasoning(), 'I think {"x": [ </think>{"a":"z"}', False, False, 29, "0-9", "#/a"),
+    (AGE.with_reasoning(), '[{ "</think>[', False, False, 12, "{", "#"),
+    (AGE.with_reasoning(), '{"x": [', False, False, 7, "a-z", "#"),
+    (AGE.with_reasoning(start="[THINK]"), ' [THINK]{"x"[</think>{"a":z', False, False, 26, "0-9", "#/a"),
+    (AGE.with_reasoning(start="[THINK]"), " [TH", False, False, 4, "I", "#"),
+    (AGE.with_reasoning(start="[THINK]"), '{"a":"</think>', False, False, 5, "0-9", "#/a"),
     (gd.Guide.regex("1").with_reasoning(max_tokens=1), "some thought</think>1", True, True, None, None, None),
     (gd.Guide.regex("1").with_reasoning(), "some thought</think>2", False, False, 20, "1", None),
 ]
