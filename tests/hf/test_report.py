@@ -149,17 +149,17 @@ def test_a_budget_shows_as_fewer_allowed_than_legal(kit: Kit) -> None:
 
 
 def test_a_dead_end_is_a_step_without_legal_tokens(kit: Kit) -> None:
-    # the vocabulary has no token for what the guide wants second
+    # the vocabulary has no token for what the guide wants behind "a"
     vocabulary = gd.Vocabulary.from_bytes([b"a", b"b", None], stop_token_ids=[2])
-    processor = gd.GuidedLogitsProcessor(gd.Guide.regex("ac"), vocabulary=vocabulary, report=True)
+    processor = gd.GuidedLogitsProcessor(gd.Guide.regex("ac|b"), vocabulary=vocabulary, report=True)
     ids = torch.tensor([[1]])
     for token in (0, 2):
-        scores = processor(ids, torch.tensor([[1.0, 2.0, 3.0]]))
+        scores = processor(ids, torch.tensor([[2.0, 1.0, 3.0]]))
         assert int(scores.argmax()) == token
         ids = torch.cat([ids, torch.tensor([[token]])], dim=1)
     [row] = processor.report(ids).rows
     assert row.status == "dead_end"
-    assert [step.num_legal for step in row.steps] == [1, 0]
+    assert [step.num_legal for step in row.steps] == [2, 0]
 
 
 def test_without_the_output_the_report_ends_before_the_last_token(kit: Kit) -> None:
