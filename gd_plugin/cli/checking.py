@@ -4,17 +4,22 @@ In:  a guide, texts.      Out: one line a text, the first bad position underline
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
 from gd_plugin.cli.inputs import NamedText, load_tokenizer, read_guide, read_text
 from gd_plugin.cli.output import excerpt, print_json, printable, stdout
-from gd_plugin.grammars.linting import lint
-from gd_plugin.grammars.validation import Verdict, validate
-from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.guides.guide import GuideType
+from gd_plugin.guides.report import Problem
+
+if TYPE_CHECKING:
+    from gd_plugin.grammars.linting import LintReport
+    from gd_plugin.grammars.validation import Verdict
 
 __all__ = ["check_texts", "expected_text", "print_verdict", "verdict_record"]
+
+_KINDS: Final = frozenset(kind.value for kind in GuideType)
 
 
 def check_texts(
@@ -33,17 +38,23 @@ def check_texts(
         GuideError: the guide is wrong, or no backend can enforce it.
     """
     guide = read_guide(guide_name)
+    # what needs torch is imported when the guide has been read: a wrong one is told at once
+    from gd_plugin.grammars.linting import lint
+    from gd_plugin.grammars.validation import validate
+    from gd_plugin.grammars.vocabulary import Vocabulary
+
     if not arguments:
         report = lint(guide)
+        messages = _deciding_messages(report)
         if as_json:
-            print_json({"guide": guide_name, "ok": report.ok, "problems": [p.message for p in report.problems]})
+            print_json({"guide": guide_name, "ok": report.ok, "problems": messages})
         elif report.ok:
             stdout().print(
                 f"{printable(guide_name)}: a sound {guide.guide_type.value} guide ({report.backend})", markup=False
             )
         else:
-            for problem in report.problems:
-                stdout().print(f"{printable(guide_name)}: {printable(problem.message)}", markup=False)
+            for message in messages:
+                stdout().print(f"{printable(guide_name)}: {printable(message)}", markup=False)
         return 0 if report.ok else 1
     # all are read before the first is judged: a missing file is no answer about the others
     texts = [read_text(a, n, keep_newline=keep_newline, max_bytes=max_bytes) for n, a in enumerate(arguments, 1)]
@@ -58,7 +69,21 @@ def check_texts(
     return 0 if all(verdicts) else 1
 
 
-def verdict_record(text: NamedText, verdict: Verdict) -> dict[str, Any]:
+def _deciding_messages(report: "LintReport") -> list[str]:
+    """Return why a guide is not sound; nothing about a backend that is not needed, or that takes no guides of its kind."""
+    if report.ok:
+        return []
+    for_all = [problem for problem in report.problems if not problem.backend]
+    # a problem of the whole kind (its keyword is the kind) is no fault of this guide, unless there is no other
+    own = [problem for problem in report.problems if problem.keyword not in _KINDS]
+    return list(dict.fromkeys(_placed(problem) for problem in for_all or own or report.problems))
+
+
+def _placed(problem: Problem) -> str:
+    return problem.message if problem.message.startswith(problem.pointer) else f"{problem.pointer}: {problem.message}"
+
+
+def verdict_record(text: NamedText, verdict: "Verdict") -> dict[str, Any]:
     """Return a verdict as JSON; `position` counts characters from 0, `line` and `column` from 1."""
     record: dict[str, Any] = {"name": text.name, "ok": verdict.ok, "complete": verdict.complete}
     if verdict.position is not None:
@@ -68,7 +93,7 @@ def verdict_record(text: NamedText, verdict: Verdict) -> dict[str, Any]:
     return record
 
 
-def print_verdict(text: NamedText, verdict: Verdict) -> None:
+def print_verdict(text: NamedText, verdict: "Verdict") -> None:
     """Print one verdict for people."""
     console = stdout()
     name = printable(text.name)

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from gd_plugin.cli.inputs import UserError, load_model, read_guide, read_text
 from gd_plugin.cli.output import print_json, printable, stderr
+from gd_plugin.errors import GuideError
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.hf.processor import GuidedLogitsProcessor
 from gd_plugin.hf.session import spell
@@ -72,18 +73,13 @@ def generate_document(options: GenerateOptions, *, as_json: bool) -> int:
     with _stream(console, processor.vocabulary, options) as streamer:
         try:
             output = _generated(model, inputs, processor, streamer, options)
+        except GuideError:  # also a ValueError; its hint is told on a line of its own
+            raise
         except ValueError as error:
             # a budget below the shortest document; the message says how many tokens are needed
             raise UserError(str(error)) from error
     seconds = time.perf_counter() - start
     [result] = processor.results(output)
-    if report_path is not None:
-        report = processor.report(output)
-        text = report.to_html() if report_path.suffix == ".html" else report.to_json()
-        try:
-            report_path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{report_path}: {error.strerror}") from error
     if as_json:
         record = {"status": result.status, "text": result.text, "num_tokens": result.num_tokens, "seconds": seconds}
         print_json({**record, "intervened": result.intervened, "error": result.error and str(result.error)})
@@ -92,6 +88,14 @@ def generate_document(options: GenerateOptions, *, as_json: bool) -> int:
         # a terminal would obey control characters; a file or a pipe gets the document as it is
         sys.stdout.write((printable(document, keep="\n\t") if sys.stdout.isatty() else document) + "\n")
         sys.stdout.flush()
+    if report_path is not None:
+        # behind the document: that is not lost where the report cannot be written
+        report = processor.report(output)
+        text = report.to_html() if report_path.suffix == ".html" else report.to_json()
+        try:
+            report_path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--report {report_path}: {error.strerror}") from error
     if not options.quiet:
         closed = ", closed by the budget" if result.intervened else ""
         speed = f"{result.num_tokens / seconds:.1f} tokens/s"
@@ -108,6 +112,19 @@ def _report_path(name: str) -> Path:
         raise UserError(f"--report {name}: the name must end in .html or .json")
     if not path.parent.is_dir():
         raise UserError(f"--report {name}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise UserError(f"--report {name}: this is a folder; name a file")
+    existed = path.exists()
+    if existed and not path.is_file():  # a pipe or a device is opened once, when there is a report
+        return path
+    try:
+        # opened for more text, so that a report which stands there is kept until there is a new one
+        with path.open("a"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise UserError(f"--report {name}: {error.strerror}") from error
     return path
 
 

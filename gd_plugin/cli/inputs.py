@@ -194,7 +194,7 @@ def _imported_guide(argument: str) -> Guide:
         raise UserError(
             f"no file and no module {module_name!r} here: run the command from the module's folder"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{module_name} cannot be imported: {type(error).__name__}: {_first_line(error)}") from error
     for name in path.split("."):
         try:

@@ -4,7 +4,7 @@ In:  a guide, a tokenizer or none.      Out: a table and an exit code.
 """
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -12,11 +12,11 @@ from rich.text import Text
 from gd_plugin.cli.inputs import load_tokenizer, read_guide
 from gd_plugin.cli.output import print_json, printable, stdout
 from gd_plugin.errors import GuidedDecodingError
-from gd_plugin.grammars.compiler import GrammarMatcherFactory
-from gd_plugin.grammars.linting import LintReport, lint
-from gd_plugin.grammars.validation import byte_vocabulary
-from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.guide import Guide
+
+if TYPE_CHECKING:
+    from gd_plugin.grammars.linting import LintReport
+    from gd_plugin.grammars.vocabulary import Vocabulary
 
 __all__ = ["lint_guide"]
 
@@ -29,6 +29,11 @@ def lint_guide(guide_name: str, tokenizer_name: str | None, *, as_json: bool) ->
         GuideError: the guide is not well formed.
     """
     guide = read_guide(guide_name)
+    # what needs torch is imported when the guide has been read: a wrong one is told at once
+    from gd_plugin.grammars.linting import lint
+    from gd_plugin.grammars.validation import byte_vocabulary
+    from gd_plugin.grammars.vocabulary import Vocabulary
+
     vocabulary = None if tokenizer_name is None else Vocabulary.from_tokenizer(load_tokenizer(tokenizer_name))
     report = lint(guide, tokenizer=vocabulary)
     cost = _cost(guide, vocabulary or byte_vocabulary()) if report.backend is not None else {}
@@ -39,8 +44,10 @@ def lint_guide(guide_name: str, tokenizer_name: str | None, *, as_json: bool) ->
     return 0 if report.ok else 1
 
 
-def _cost(guide: Guide, vocabulary: Vocabulary) -> dict[str, float]:
+def _cost(guide: Guide, vocabulary: "Vocabulary") -> dict[str, float]:
     """Return seconds of a compile in a fresh cache and bytes that the result holds."""
+    from gd_plugin.grammars.compiler import GrammarMatcherFactory
+
     factory = GrammarMatcherFactory(vocabulary)
     start = time.perf_counter()
     try:
@@ -50,7 +57,7 @@ def _cost(guide: Guide, vocabulary: Vocabulary) -> dict[str, float]:
     return {"compile_s": time.perf_counter() - start, "compiled_bytes": compiled.nbytes}
 
 
-def _record(name: str, guide: Guide, report: LintReport, cost: dict[str, float]) -> dict[str, Any]:
+def _record(name: str, guide: Guide, report: "LintReport", cost: dict[str, float]) -> dict[str, Any]:
     problems = [
         {"pointer": p.pointer, "keyword": p.keyword, "backend": p.backend or None, "message": p.message}
         for p in report.problems
@@ -71,7 +78,9 @@ def _record(name: str, guide: Guide, report: LintReport, cost: dict[str, float])
     }
 
 
-def _print_report(name: str, guide: Guide, report: LintReport, cost: dict[str, float], *, with_tokenizer: bool) -> None:
+def _print_report(
+    name: str, guide: Guide, report: "LintReport", cost: dict[str, float], *, with_tokenizer: bool
+) -> None:
     console = stdout()
     verdict = ("can be enforced", "green") if report.ok else ("cannot be enforced", "red")
     chosen = f" by {report.backend}" if report.ok else ""

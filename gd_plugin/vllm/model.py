@@ -4,14 +4,13 @@ In:  a `VllmConfig`, by the attributes it has had since vLLM 0.11.      Out: com
 """
 
 import sys
-from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any
 
 from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.grammars.backends.registry import CompiledGrammar
 from gd_plugin.grammars.compiler import GrammarMatcherFactory, shared_factory
-from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.grammars.vocabulary import Vocabulary, checked_ids
 from gd_plugin.vllm.params import GuideParams
 
 __all__ = ["GuideCompiler", "byte_vocabulary", "engine_config", "read_vocabulary", "request_stop_ids"]
@@ -83,7 +82,7 @@ def read_vocabulary(vllm_config: Any) -> Vocabulary:
         generation.get("eos_token_id"),
         getattr(model_config.hf_text_config, "eos_token_id", None),
     ):
-        stops.update(_as_ids(ids))
+        stops.update(checked_ids(ids, "the model's eos_token_id"))
     width = int(model_config.get_vocab_size())
     known = sorted(i for i in stops if 0 <= i < width)
     return Vocabulary.from_tokenizer(tokenizer, vocab_size=width, stop_token_ids=known or None)
@@ -93,10 +92,10 @@ def request_stop_ids(sampling_params: Any) -> frozenset[int]:
     """Return the ids at which the engine ends a request; empty if it does not tell, or is told to ignore them."""
     # all_stop_token_ids is complete even under ignore_eos; the engine then stops at none of the model's
     if getattr(sampling_params, "ignore_eos", False):
-        return frozenset(_as_ids(getattr(sampling_params, "stop_token_ids", None)))
-    stops = set(_as_ids(getattr(sampling_params, "all_stop_token_ids", None)))
-    stops.update(_as_ids(getattr(sampling_params, "eos_token_id", None)))
-    stops.update(_as_ids(getattr(sampling_params, "stop_token_ids", None)))
+        return frozenset(checked_ids(getattr(sampling_params, "stop_token_ids", None), "stop_token_ids"))
+    stops = set(checked_ids(getattr(sampling_params, "all_stop_token_ids", None), "all_stop_token_ids"))
+    stops.update(checked_ids(getattr(sampling_params, "eos_token_id", None), "eos_token_id"))
+    stops.update(checked_ids(getattr(sampling_params, "stop_token_ids", None), "stop_token_ids"))
     return frozenset(stops)
 
 
@@ -115,11 +114,3 @@ def engine_config() -> Any:
             return None
         frame = frame.f_back
     return None
-
-
-def _as_ids(ids: "Iterable[int] | int | None") -> list[int]:
-    if ids is None:
-        return []
-    if isinstance(ids, int):
-        return [ids]
-    return [int(i) for i in ids]

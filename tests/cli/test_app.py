@@ -37,6 +37,7 @@ ROOT = Path(__file__).parent.parent.parent
         (["check", "broken.regex", "x"], ["position"]),
         (["check", "broken.ebnf", "x"], ["line"]),
         (["check", "raises:Model", "x"], ["raises", "ZeroDivisionError"]),
+        (["check", "leaves:Model", "x"], ["leaves", "SystemExit", "3"]),
         (["lint", "age.json", "--tokenizer", "nowhere"], ["nowhere"]),
         (["explain", "age.json", "--limit", "0"], ["--limit"]),
         (["explain", "age.json", "--backend", "none"], ["none", "xgrammar"]),
@@ -44,6 +45,12 @@ ROOT = Path(__file__).parent.parent.parent
         (["generate", "--guide", "age.json", "--model", "nowhere", "--prompt", "x"], ["nowhere"]),
         (["generate", "--guide", "age.json", "--model", "m", "--prompt", "x", "--report", "r.pdf"], [".html"]),
         (["generate", "--guide", "age.json", "--model", "m", "--prompt", "x", "--report", "no/r.html"], ["no"]),
+        # told before "nowhere" is looked for
+        (["generate", "--guide", "age.json", "--model", "nowhere", "--prompt", "x", "--report", "d.html"], ["folder"]),
+        (
+            ["generate", "--guide", "age.json", "--model", "nowhere", "--prompt", "x", "--report", "away.html"],
+            ["No such"],
+        ),
         (["nonsense"], ["nonsense"]),
     ],
 )
@@ -57,12 +64,26 @@ def test_what_cannot_be_used_is_one_message_and_exit_code_2(
     (files / "broken.regex").write_text("(a")
     (files / "broken.ebnf").write_text("root ::= (\n")
     (files / "raises.py").write_text("1 / 0\n")
+    (files / "leaves.py").write_text("import sys\nsys.exit(3)\n")
+    (files / "d.html").mkdir()
+    (files / "away.html").symlink_to("no/r.html")
     answer = gd_plugin_command(*arguments)
     assert answer.code == 2
     assert answer.out == ""
     assert "Traceback" not in answer.err
     for word in words:
         assert word in answer.err
+
+
+@pytest.mark.parametrize("command", ["check", "lint"])
+def test_a_wrong_guide_is_told_before_torch_is_imported(files: Path, command: str) -> None:
+    (files / "broken.json").write_text('{"type": ')
+    program = (
+        "import sys\nfrom gd_plugin.cli.app import run\n"
+        f"print(run(['{command}', 'broken.json']), sorted({{'torch', 'numpy', 'transformers'}} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "2 []\n", done.stderr
 
 
 def test_files_without_end_and_huge_ones_are_not_read_whole(gd_plugin_command: Run, files: Path) -> None:

@@ -113,3 +113,25 @@ def test_keep_newline(gd_plugin_command: Run, files: Path) -> None:
 def test_the_tokenizer_can_be_asked_too(gd_plugin_command: Run, model_folder: str) -> None:
     answer = gd_plugin_command("check", "word.regex", "abc", "--tokenizer", model_folder)
     assert answer.code == 0
+
+
+NOT_SOUND = [
+    # guide, what the first line names, how many lines there may be
+    ("false", "no value satisfies", 1),
+    ('{"type": "integer", "minimum": 5, "maximum": 3}', "no value satisfies", 1),
+    ('{"type": "strnig"}', "#/type", 1),
+    ('{"type": "array", "uniqueItems": true, "items": {"type": "object"}}', "#/uniqueItems", 1),
+]
+
+
+@pytest.mark.parametrize(("guide", "words", "lines"), NOT_SOUND)
+def test_an_unsound_guide_gets_the_reason_that_decides_alone(
+    gd_plugin_command: Run, files: Path, guide: str, words: str, lines: int
+) -> None:
+    (files / "wrong.json").write_text(guide)
+    answer = gd_plugin_command("check", "wrong.json")
+    assert answer.code == 1
+    assert words in answer.out.splitlines()[0] and len(answer.out.splitlines()) == lines
+    told = json.loads(gd_plugin_command("check", "wrong.json", "--json").out)
+    assert not told["ok"] and words in told["problems"][0] and len(told["problems"]) == lines
+    assert "outlines" not in answer.out

@@ -23,6 +23,28 @@ def test_a_document_a_stream_and_a_report(gd_plugin_command: Run, model_folder: 
     assert (files / "report.html").read_text().startswith("<!doctype html>")
 
 
+def test_the_document_is_printed_also_where_the_report_cannot_be_written(
+    gd_plugin_command: Run, model_folder: str, files: Path
+) -> None:
+    (files / "report.html").symlink_to("/dev/full")
+    answer = gd_plugin_command(
+        "generate", "--model", model_folder, "--guide", "choice.json", "--prompt", "x", "--max-new-tokens", "8",
+        "--report", "report.html", "--quiet",
+    )  # fmt: skip
+    assert answer.code == 2 and "report.html" in answer.err
+    assert answer.out in ("yes\n", "no\n")
+
+
+def test_a_report_that_stands_there_is_kept_until_there_is_a_new_one(gd_plugin_command: Run, files: Path) -> None:
+    (files / "old.html").write_text("old")
+    for name in ("old.html", "new.html"):
+        assert gd_plugin_command(
+            "generate", "--model", "nowhere", "--guide", "choice.json", "--prompt", "x", "--report", name
+        ).code == 2  # fmt: skip
+    assert (files / "old.html").read_text() == "old"
+    assert not (files / "new.html").exists()
+
+
 def test_the_budget_closes_the_document(gd_plugin_command: Run, model_folder: str, files: Path) -> None:
     (files / "long.regex").write_text("[a-z]{1,500}!")
     common = ["generate", "--model", model_folder, "--guide", "long.regex", "--prompt", "x", "--max-new-tokens", "6"]
