@@ -72,6 +72,8 @@ def test_memory_is_limited(vocabulary, backend, num_options):
 
 LIMITS = [
     (gd.Guide.choice(["a" * 2000]), "max_guide_bytes"),
+    (gd.Guide.regex("a" * 2000), "max_guide_bytes"),
+    (gd.Guide.json_schema({"const": "a" * 2000}), "max_guide_bytes"),
     (gd.Guide.json_schema({"not": {"not": {"not": {"not": {}}}}}), "max_depth"),
 ]
 
@@ -83,6 +85,8 @@ def test_limits_come_before_any_engine(vocabulary, guide, limit):
         GrammarMatcherFactory(vocabulary, config=config).compile(guide)
     assert caught.value.limit == limit
     assert caught.value.value > getattr(config, limit)
+    # only schemas have definitions
+    assert ("$defs" in str(caught.value)) == (guide.guide_type is gd.GuideType.JSON_SCHEMA)
 
 
 def test_auto_takes_the_cheaper_backend(vocabulary):
