@@ -48,7 +48,7 @@ def test_what_is_dropped_without_strict(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_a_dead_end(caplog: pytest.LogCaptureFixture) -> None:
     vocabulary = gd.Vocabulary.from_bytes([b"a", b"b", None], stop_token_ids=[2])
-    processor = gd.GuidedLogitsProcessor(gd.Guide.regex("ac"), vocabulary=vocabulary)
+    processor = gd.GuidedLogitsProcessor(gd.Guide.regex("ac|b"), vocabulary=vocabulary)
     for ids in ([[1]], [[1, 0]]):
         processor(torch.tensor(ids), torch.zeros(1, 3))
     [line] = messages(caplog, "gd_plugin.hf.session", logging.WARNING)

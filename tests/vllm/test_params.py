@@ -60,10 +60,10 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("bad regex", {"guide_regex": "("}, "position"),
     ("bad JSON", {"guide_json_schema": "{"}, "line 1"),
     ("regex of the wrong type", {"guide_regex": 5}, "must be text"),
-    ("json of the wrong type", {"guide_json": "yes please"}, "must be true"),
+    ("json of the wrong type", {"guide_json": "yes please"}, "pass true"),
     ("guide of the wrong type", {"guide": 5}, "guide must be a mapping"),
     ("unknown kind", {"guide": {"xml": "a"}}, "exactly one of the keys"),
-    ("option beside a whole guide", {"guide": {"regex": "a"}, "guide_reasoning": "x"}, "goes inside 'guide'"),
+    ("option beside a whole guide", {"guide": {"regex": "a"}, "guide_reasoning": "x"}, "put it inside 'guide'"),
     ("reasoning not JSON", {"guide_regex": "a", "guide_reasoning": "{"}, "guide_reasoning is not JSON"),
     ("choice of numbers", {"guide_choice": [1, 2]}, "#/0"),
 ]
