@@ -415,13 +415,17 @@ def _no_backend(guide: Guide, refused: dict[str, GuideError], missing: dict[str,
     reasons = {name: _reason(name, error) for name, error in refused.items()} | missing
     detail = "; ".join(f"{name}: {reason.removeprefix(f'{pointer}: ')}" for name, reason in reasons.items())
     construct = first.keyword if first and first.keyword else f"this {guide.guide_type.value} guide"
+    hint = "change or shorten the named construct"
+    if guide.guide_type is GuideType.JSON_SCHEMA:
+        hint = "change the named construct, or pass strict=False to drop what cannot be enforced"
+        if "llguidance" in missing:
+            # most keywords of JSON Schema are enforced through it
+            hint = f"pip install 'gd_plugin[llguidance]', an engine that takes nearly all schemas; or {hint}"
     return UnsupportedGuideError(
         f"{pointer}: no allowed backend enforces {construct} ({detail})",
         pointer=pointer,
         keyword=first.keyword if first else None,
-        hint="change the named construct, or pass strict=False to drop what cannot be enforced"
-        if guide.guide_type is GuideType.JSON_SCHEMA
-        else "change or shorten the named construct",
+        hint=hint,
         reasons=reasons,
     )
 

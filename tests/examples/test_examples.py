@@ -5,13 +5,16 @@ import importlib.util
 import json
 import re
 import runpy
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import gd_plugin as gd
 from gd_plugin.grammars.backends import registry
+from gd_plugin.grammars.validation import byte_vocabulary
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # run by tests of their own, which have what they need
@@ -48,6 +51,23 @@ def test_each_example_has_a_test() -> None:
     for example, file in ELSEWHERE.items():
         path = next(Path(__file__).parents[1].rglob(file.rpartition("/")[2]))
         assert example in path.read_text()
+
+
+def test_what_make_demo_installs_takes_its_guides() -> None:
+    # the tests' environment has every engine; the demo's has those of its extra
+    project = tomllib.loads((EXAMPLES.parent / "pyproject.toml").read_text())["project"]
+    installed = " ".join([*project["dependencies"], *project["optional-dependencies"]["demo"]])
+    guides = [runpy.run_path(str(EXAMPLES / "quickstart.py"))["Person"]]
+    block = re.search(
+        r"^class Review.*?(?=\n\n\n)", (EXAMPLES.parent / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE
+    )
+    names: dict[str, Any] = {}
+    assert block is not None
+    exec("from typing import Literal\nfrom pydantic import BaseModel\n" + block[0], names)
+    factory = gd.GrammarMatcherFactory(byte_vocabulary())
+    for model in [*guides, names["Review"]]:
+        backend = factory.compile(gd.Guide.json_schema(model)).backend
+        assert backend in installed, f"{model.__name__} needs {backend}: add its extra to the demo's"
 
 
 @pytest.mark.slow
