@@ -35,9 +35,9 @@ from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.grammars.worker import CompileWorker, fill_first_row
 from gd_plugin.guides.guide import Guide, GuideType, check_guide
 from gd_plugin.guides.language import is_regular
-from gd_plugin.guides.limits import check_limits, compile_weight, num_written_positions
+from gd_plugin.guides.limits import check_limits, num_written_positions
 from gd_plugin.guides.report import Problem
-from gd_plugin.guides.schema import narrower_in_xgrammar, normal_form
+from gd_plugin.guides.schema import normal_form
 from gd_plugin.guides.structural_tag import embedded_schemas, tag_begin
 
 __all__ = ["CacheInfo", "GrammarMatcherFactory", "cheapest_first", "shared_factory"]
@@ -51,9 +51,6 @@ _UNKNOWN_BYTES = 1 << 16
 _MAX_TEXT_HERE = 50_000
 # The normal form of a schema is made in counted steps: half a second for the largest of these.
 _MAX_SCHEMA_HERE = 200_000
-# Weight of a schema from which llguidance is tried before xgrammar, which from there on compiles in another process: that
-# takes seconds to start, where llguidance takes tens of milliseconds.
-_LAZY_WEIGHT = 5_000
 # Characters with repeats written out from which llguidance is tried before xgrammar (benchmarks/guide_costs.py): for 40 of
 # them a first request costs 0.12 s there and 0.86 s with xgrammar. Those of a choice are fixed, and cost both the same up to
 # hundreds.
@@ -379,9 +376,9 @@ def _is_read_here(guide: Guide) -> bool:
 def cheapest_first(guide: Guide) -> list[str]:
     """Return the backends in the order to try; docs/language.md has the measurements behind it."""
     names = list(backend_names())
-    if guide.guide_type is GuideType.JSON_SCHEMA:
-        # a larger one costs xgrammar seconds, and of some values it leaves out usual spellings
-        lazy = compile_weight(guide) > _LAZY_WEIGHT or narrower_in_xgrammar(guide.guide)
+    if guide.guide_type in (GuideType.JSON, GuideType.JSON_SCHEMA):
+        # xgrammar compiles them in 0.1 s to minutes, where llguidance takes milliseconds, and its masks inside texts cost more
+        lazy = True
     else:
         # compiled eagerly, long repeats cost seconds; llguidance builds only the states that a text reaches. But where it
         # needs rules, each mask is parsed anew: 140 ms for 60 rules, against 1.3 ms

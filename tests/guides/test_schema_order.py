@@ -85,10 +85,12 @@ def test_a_declared_key_stands_once(text):
     assert not Texts({**_OPEN, "required": ["b"]}, property_order="any").admits(text)
 
 
-def test_auto_passes_over_a_backend_that_would_drop_required_keys():
+def test_a_backend_that_would_drop_required_keys_refuses():
     texts = {"a": {"type": "string"}, "b": {"type": "string"}}
     schema = {"type": "object", "properties": texts, "required": ["b"], "additionalProperties": False}
-    assert Texts(schema, backend="auto", property_order="declared").compiled.backend == "xgrammar"
+    assert Texts(schema, backend="xgrammar", property_order="declared").admits('{"b":"x"}')
+    with pytest.raises(gd.UnsupportedGuideError, match="property_order"):
+        Texts(schema, backend="xgrammar", property_order="any")
     assert Texts(schema, backend="auto", property_order="any").compiled.backend == "llguidance"
 
 

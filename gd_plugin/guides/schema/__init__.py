@@ -9,11 +9,9 @@ from gd_plugin.guides.schema.emit import to_llguidance
 from gd_plugin.guides.schema.graph import build_graph as normalise
 from gd_plugin.guides.schema.routing import normal_form, schema_problems, schema_to_lark
 from gd_plugin.guides.schema.shapes import Normal as NormalSchema
-from gd_plugin.guides.schema.support import narrower_in_xgrammar
 
 __all__ = [
     "NormalSchema",
-    "narrower_in_xgrammar",
     "normal_form",
     "normalise",
     "schema_problems",

@@ -12,7 +12,7 @@ from typing import Any, Final
 from gd_plugin.guides.report import Problem
 from gd_plugin.guides.schema.document import escape_pointer
 
-__all__ = ["SUPPORT", "narrower_in_xgrammar", "support_table", "xgrammar_problems"]
+__all__ = ["SUPPORT", "support_table", "xgrammar_problems"]
 
 _REWRITTEN: Final = [
     "$ref",
@@ -150,24 +150,6 @@ def xgrammar_problems(text: str, additional_properties: bool, property_order: st
             )
         stack.extend(_below(schema, pointer))
     return found
-
-
-def narrower_in_xgrammar(text: str) -> bool:
-    """Whether xgrammar leaves out usual spellings: integers as `1.0`, fixed texts as `json.dumps` escapes them."""
-    stack: list[Any] = [json.loads(text)]
-    while stack:
-        schema = stack.pop()
-        if not isinstance(schema, dict):
-            continue
-        kinds, fixed, named = schema.get("type"), schema.get("enum"), schema.get("properties")
-        texts = [schema.get("const"), *(fixed if isinstance(fixed, list) else ())]
-        texts.extend(named if isinstance(named, dict) else ())
-        if kinds == "integer" or (isinstance(kinds, list) and "integer" in kinds):
-            return True
-        if any(isinstance(value, str) and not value.isascii() for value in texts):
-            return True
-        stack.extend(item for item, _ in _below(schema, ""))
-    return False
 
 
 def _agrees(schema: dict[str, Any]) -> bool:
