@@ -377,7 +377,7 @@ def cheapest_first(guide: Guide) -> list[str]:
     """Return the backends in the order to try; docs/language.md has the measurements behind it."""
     names = list(backend_names())
     if guide.guide_type in (GuideType.JSON, GuideType.JSON_SCHEMA):
-        # xgrammar compiles them in 0.1 s to minutes, where llguidance takes milliseconds, and its masks inside texts cost more
+        # xgrammar compiles them in 0.1 s to minutes, llguidance in milliseconds, and its masks inside texts cost less
         lazy = True
     else:
         # compiled eagerly, long repeats cost seconds; llguidance builds only the states that a text reaches. But where it
