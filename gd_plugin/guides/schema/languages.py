@@ -6,6 +6,7 @@ Nodes are immutable and simplified as they are built. Matching uses derivatives.
 Source: Brzozowski, "Derivatives of Regular Expressions", JACM 11(4), 1964.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -379,32 +380,48 @@ def matches(node: Language, value: str) -> bool:
     return node.nullable
 
 
-def _cuts(node: Language, found: set[int]) -> None:
-    """Collect code points at which the first character's behaviour may change."""
+def _first_sets(node: Language, sets: set[Ranges], letters: set[int]) -> None:
+    """Collect the sets of characters that a member may begin with, and the first letters of its words."""
     if isinstance(node, Chars):
-        for low, high in node.ranges:
-            found.update((low, high + 1))
+        sets.add(node.ranges)
     elif isinstance(node, Words):
-        for word in node.members:
-            if word:
-                found.update((ord(word[0]), ord(word[0]) + 1))
+        letters.update(ord(word[0]) for word in node.members if word)
     elif isinstance(node, Cat):
         for part in node.parts:
-            _cuts(part, found)
+            _first_sets(part, sets, letters)
             if not part.nullable:
                 break
     elif isinstance(node, Alt | And):
         for part in node.parts:
-            _cuts(part, found)
+            _first_sets(part, sets, letters)
     elif isinstance(node, Not | Repeat):
-        _cuts(node.part, found)
+        _first_sets(node.part, sets, letters)
 
 
 def first_points(node: Language) -> list[int]:
     """One code point of each class of first characters that `node` tells apart."""
-    found = {0, 0xE000}
-    _cuts(node, found)
-    return [point for point in sorted(found) if point <= MAX_CODE_POINT and not 0xD800 <= point <= 0xDFFF]
+    sets: set[Ranges] = set()
+    letters: set[int] = set()
+    _first_sets(node, sets, letters)
+    cuts = {0, _SURROGATES[1] + 1, *letters, *(letter + 1 for letter in letters)}
+    for ranges in sets:
+        for low, high in ranges:
+            cuts.update((low, high + 1))
+    points = [point for point in sorted(cuts) if point <= MAX_CODE_POINT and not _is_surrogate(point)]
+    # intervals in the same sets are one class, of which one is enough
+    members = [0] * len(points)
+    for number, ranges in enumerate(sets):
+        for low, high in ranges:
+            for place in range(bisect_left(points, low), bisect_right(points, high)):
+                members[place] |= 1 << number
+    classes: dict[tuple[int, int | None], int] = {}
+    for point, member in zip(points, members, strict=True):
+        classes.setdefault((member, point if point in letters else None), point)
+    return list(classes.values())
+
+
+def _is_surrogate(point: int) -> bool:
+    return _SURROGATES[0] <= point <= _SURROGATES[1]
 
 
 @lru_cache(maxsize=8192)
