@@ -46,9 +46,10 @@ def masked(decoder, row):
 class Walk:
     """One request whose target samples whatever the masks allow, as far from an end as it can."""
 
-    def __init__(self, kit, guide, budget, slot, rng):
-        self.kit, self.guide, self.budget, self.slot, self.rng = kit, guide, budget, slot, rng
-        self.emitted, self.drafts, self.accepted = [], [], None
+    def __init__(self, kit, guide, budget, slot, rng, trees=False):
+        self.kit, self.guide, self.budget, self.slot, self.rng, self.trees = kit, guide, budget, slot, rng, trees
+        # parents of the nodes, node 0 is the golden token; the nodes that were accepted
+        self.emitted, self.drafts, self.parents, self.nodes = [], [], [-1], []
 
     @property
     def is_done(self):
@@ -58,21 +59,30 @@ class Walk:
         if not self.emitted:
             return self.kit.context(self.guide, slot=self.slot, max_new_tokens=self.budget)
         self.drafts = [self.rng.randrange(16) for _ in range(self.rng.choice([0, 0, 1, 3]))]
+        nodes = range(1, len(self.drafts) + 1)
+        self.parents = [-1, *(self.rng.randrange(node) if self.trees else node - 1 for node in nodes)]
+        tree = {"draft_tree": gd.DraftTree.from_parents(self.parents)} if self.trees and self.drafts else {}
         tokens = [self.emitted[-1], *self.drafts]
-        return self.kit.generation(self.guide, tokens, slot=self.slot, max_new_tokens=self.budget)
+        return self.kit.generation(self.guide, tokens, slot=self.slot, max_new_tokens=self.budget, **tree)
 
     def sample(self, decoder, row):
-        """Emit at every row what its mask allows, as long as the drafts agree; return how many."""
-        count = 0
-        for position in range(len(self.drafts) + 1):
-            legal = masked(decoder, row + position)
+        """Emit at the row of every accepted node what its mask allows; return how many."""
+        node, count, self.nodes = 0, 0, []
+        while True:
+            legal = masked(decoder, row + node)
             assert legal, self.emitted
             token = self.rng.choice([t for t in legal if t != self.kit.STOP] or legal)
             self.emitted.append(token)
             count += 1
-            if token == self.kit.STOP or position == len(self.drafts) or token != self.drafts[position]:
-                break
-        return count
+            agreeing = [
+                child
+                for child, parent in enumerate(self.parents)
+                if parent == node and self.drafts[child - 1] == token and token != self.kit.STOP
+            ]
+            if not agreeing:
+                return count
+            node = agreeing[0]
+            self.nodes.append(node)
 
     def check(self):
         assert len(self.emitted) <= self.budget
@@ -99,18 +109,21 @@ def run(kit, decoder, walks, submit):
         for walk, request in zip(going, requests, strict=True):
             counts.append(walk.sample(decoder, row))
             row += 1 if request.is_context_init_state else 4
-        assert decoder.rollback_rejected_batch(torch.tensor(counts, dtype=torch.int32)) == []
+        nodes = torch.tensor([[*walk.nodes, -1, -1, -1][:3] for walk in going], dtype=torch.int32)
+        tree = {"accepted_nodes": nodes} if going[0].trees else {}
+        assert decoder.rollback_rejected_batch(torch.tensor(counts, dtype=torch.int32), **tree) == []
     for walk in walks:
         walk.check()
 
 
+@pytest.mark.parametrize("trees", [False, True], ids=["chains", "trees"])
 @pytest.mark.parametrize("guide", GUIDES, ids=["json", "schema", "regex"])
-def test_random_walks_with_drafts_are_complete_within_their_budgets(kit, factory, guide):
+def test_random_walks_with_drafts_are_complete_within_their_budgets(kit, factory, guide, trees):
     needed = shortest(kit, factory, guide)
     rng = random.Random(5)
     for _ in range(pick(6, 500)):
         decoder = kit.decoder(factory, slots=3)
-        walks = [Walk(kit, guide, needed + rng.choice([0, 0, 1, 3, 10]), slot, rng) for slot in range(3)]
+        walks = [Walk(kit, guide, needed + rng.choice([0, 0, 1, 3, 10]), slot, rng, trees) for slot in range(3)]
         run(kit, decoder, walks, submit=False)
 
 
