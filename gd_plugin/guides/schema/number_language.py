@@ -7,6 +7,7 @@ significant where there is a point or an exponent, for the same reason.
 """
 
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -25,7 +26,6 @@ from gd_plugin.guides.schema.digits import (
     ZERO_FRACTION,
     ZEROS,
     TooComplexError,
-    between,
     by_first_digit,
     decimal,
     fraction_between,
@@ -56,6 +56,12 @@ _E = words("eE")
 _ANY_SIGN = alt(EPSILON, words("+-"))
 _MAX_EXPONENT = 99
 _SAFE_DIGITS = 15
+# digits before the point of a float that programs print without an exponent
+_PLAIN_DIGITS = 16
+# digits that tell every binary float from its neighbours
+_FLOAT_DIGITS = 17
+# of integers without bounds: what 15 digits and an exponent of 99 are printed with, and more
+_MAX_SPELLED_EXPONENT = 199
 # integers up to it have a binary float of their own
 _EXACT_INTEGERS = 1 << 53
 _ZERO = Fraction(0)
@@ -118,13 +124,22 @@ def _spelled_integers() -> Language:
     mantissa = cat(NONZERO, repeat(DIGIT, 0, _SAFE_DIGITS - 1))
     plus = alt(EPSILON, text("+"))
     forms = [
-        cat(alt(text("0"), mantissa), text("."), repeat(text("0"), 1, None)),
+        cat(alt(text("0"), cat(NONZERO, repeat(DIGIT, 0, _PLAIN_DIGITS - 1))), ZERO_FRACTION),
         cat(alt(text("0"), mantissa), NO_FRACTION, _E, plus, repeat(DIGIT, 1, 2)),
     ]
-    for count in range(1, _SAFE_DIGITS):
-        digits = repeat(DIGIT, 1, count)
-        forms.append(cat(NONZERO, text("."), digits, ZEROS, _E, plus, ZEROS, text(str(count))))
+    forms.extend(_spelled_fractions(range(1, _MAX_SPELLED_EXPONENT + 1)))
     return cat(SIGN, alt(*forms))
+
+
+def _spelled_fractions(exponents: Iterable[int]) -> list[Language]:
+    """`d.ddd` times ten to one of the exponents, over 0, for integers: no more digits than the exponent moves."""
+    by_digits: dict[int, list[int]] = {}
+    for exponent in exponents:
+        by_digits.setdefault(min(exponent, _FLOAT_DIGITS - 1), []).append(exponent)
+    return [
+        cat(NONZERO, text("."), repeat(DIGIT, 1, digits), ZEROS, _E, _exponents(tuple(same)))
+        for digits, same in by_digits.items()
+    ]
 
 
 def _integer_range(numbers: Numbers) -> Language:
@@ -152,13 +167,12 @@ def _integer_magnitudes(low: int, high: int | None) -> Language:
 
     Points and exponents are there only where readers that use binary floats keep the value.
     """
-    whole = whole_between(low, high)
-    largest = 10**_SAFE_DIGITS - 1
-    short = whole if high is not None and high <= largest else whole_between(low, largest)
-    parts = [whole, cat(short, ZERO_FRACTION)]
+    parts = [whole_between(low, high)]
+    low = int(_printed(_inner(Fraction(low), False, up=True), up=True))
+    high = None if high is None else int(_printed(_inner(Fraction(high), False, up=False), up=False))
+    largest = 10**_PLAIN_DIGITS - 1
+    parts.append(cat(whole_between(low, largest if high is None else min(high, largest)), ZERO_FRACTION))
     full: list[int] = []
-    low = int(_inner(Fraction(low), False, up=True))
-    high = None if high is None else int(_inner(Fraction(high), False, up=False))
     for exponent in range(_MAX_EXPONENT + 1):
         first, last = max(low, 10**exponent), 10 ** (exponent + 1) - 1
         last = last if high is None else min(high, last)
@@ -168,10 +182,7 @@ def _integer_magnitudes(low: int, high: int | None) -> Language:
             full.append(exponent)
         else:
             parts.append(cat(_mantissas(first, last, exponent), _E, _exponents((exponent,))))
-    for exponent in full:
-        if 0 < exponent < _SAFE_DIGITS:
-            digits = cat(text("."), repeat(DIGIT, 1, exponent), ZEROS)
-            parts.append(cat(NONZERO, digits, _E, _exponents((exponent,))))
+    parts.extend(_spelled_fractions(exponent for exponent in full if exponent > 0))
     if full:
         parts.append(cat(NONZERO, NO_FRACTION, _E, _exponents(tuple(full))))
     if low == 0:
@@ -181,9 +192,6 @@ def _integer_magnitudes(low: int, high: int | None) -> Language:
 
 def _mantissas(low: int, high: int, exponent: int) -> Language:
     """`d.ddd` times ten to the `exponent`, for integers of that many digits and one, between `low` and `high`."""
-    unit = 10**exponent
-    if exponent >= _SAFE_DIGITS:
-        return cat(between(-(-low // unit), high // unit), NO_FRACTION)
     parts = []
     for digits, first, last in by_first_digit(str(low), str(high)):
         fraction = cat(text("."), fraction_between(first, last))
@@ -228,6 +236,13 @@ def _inner(bound: Fraction, is_open: bool, up: bool) -> Fraction:
     return Fraction(near) if near.is_integer() else Fraction(repr(near))
 
 
+def _printed(bound: Fraction, up: bool) -> Fraction:
+    """The outermost number that readers of binary floats take for a bound that is one of them."""
+    if bound.denominator != 1 or not _EXACT_INTEGERS < abs(bound) <= Fraction(sys.float_info.max):
+        return bound
+    return (min if up else max)(bound, Fraction(repr(float(bound))))
+
+
 def _magnitudes(low: Fraction, over: bool, high: Fraction | None, under: bool, tight: bool) -> Language:
     """Unsigned spellings between `low` >= 0 and `high`.
 
@@ -247,7 +262,8 @@ def _magnitudes(low: Fraction, over: bool, high: Fraction | None, under: bool, t
         plain = both(plain, alt(INTEGER, _safe_decimals()))
     elif low == 0 and high is None and not over:
         return cat(INTEGER, FRACTION, alt(EPSILON, cat(_E, _ANY_SIGN, repeat(DIGIT, 1, None))))
-    return alt(plain, _scientific(low, over, high, tight))
+    high = None if high is None else _printed(high, up=False)
+    return alt(plain, _scientific(_printed(low, up=True), over, high, tight))
 
 
 def _listed(values: list[Fraction]) -> Language:
@@ -284,9 +300,9 @@ def _safe_decimals() -> Language:
 
 
 def _among(values: list[int]) -> Language:
-    """One of `values`, over 0 and under 100; a run of them by its tens."""
+    """One of `values`, over 0; a run of them by its tens."""
     parts = []
-    for tens in range(10):
+    for tens in range(max(values) // 10 + 1):
         ones = [value % 10 for value in values if value // 10 == tens]
         if ones:
             parts.append(cat(text(str(tens)) if tens else EPSILON, chars((48 + digit, 48 + digit) for digit in ones)))

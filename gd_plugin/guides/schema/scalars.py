@@ -52,15 +52,19 @@ def _values(place: Subschema, keyword: str) -> list[Any]:
     return array_at(place, "enum")
 
 
-def _bounds(place: Subschema, keyword: str) -> Numbers:
+def _bounds(place: Subschema, keyword: str, *, negated: bool = False) -> Numbers:
     bound = place.value[keyword]
     if place.draft == 4 and keyword.startswith("exclusive"):
         if not isinstance(bound, bool):
             raise fail(place, keyword, "draft 4 has a boolean here")
         return ANY_NUMBER
     bound = number_at(place, keyword)
+    is_lower = keyword in ("minimum", "exclusiveMinimum")
+    if bound.denominator == 1:
+        # a large one written as a float is compared by its text or by its binary value: what is inside both is legal
+        bound = (max if is_lower != negated else min)(bound, Fraction(place.value[keyword]))
     is_open = keyword.startswith("exclusive")
-    if keyword in ("minimum", "exclusiveMinimum"):
+    if is_lower:
         if place.draft == 4:
             is_open = place.value.get("exclusiveMinimum") is True
         return ANY_NUMBER.at_least(bound, is_open)
@@ -70,7 +74,7 @@ def _bounds(place: Subschema, keyword: str) -> Numbers:
 
 
 def _not_bounds(place: Subschema, keyword: str) -> list[Conjunction]:
-    numbers = _bounds(place, keyword)
+    numbers = _bounds(place, keyword, negated=True)
     if numbers.low is not None:
         outside = ANY_NUMBER.at_most(numbers.low, not numbers.low_open)
     elif numbers.high is not None:
