@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import click
 
-from gd_plugin.cli.inputs import MAX_TEXT_BYTES, UserError
+from gd_plugin.cli.inputs import MAX_TEXT_BYTES, UserError, read_guide
 from gd_plugin.errors import GuidedDecodingError, GuideError
 from gd_plugin.version import __version__
 
@@ -154,9 +154,10 @@ def explain(guide: str, prefix: str, tokenizer: str | None, limit: int, backend:
 
     Exit code 0: the prefix is legal; 1: it is not; 2: it cannot be told.
     """
+    parsed = read_guide(guide)  # before torch is imported, which takes seconds
     from gd_plugin.cli.explaining import explain_prefix
 
-    return explain_prefix(guide, prefix, tokenizer, limit=limit, backend=backend, as_json=as_json)
+    return explain_prefix(parsed, guide, prefix, tokenizer, limit=limit, backend=backend, as_json=as_json)
 
 
 @_gd_plugin.command(epilog=_GUIDE_HELP)
@@ -175,15 +176,16 @@ def explain(guide: str, prefix: str, tokenizer: str | None, limit: int, backend:
 @click.option("--quiet", is_flag=True, help="No progress and no stream on standard error.")
 @_backend_option
 @_json_option
-def generate(as_json: bool, **options: Any) -> int:
+def generate(as_json: bool, guide: str, **options: Any) -> int:
     """Let a model write a document that obeys a guide.
 
     Standard output is the document alone; progress and the stream go to standard error. The document is closed within
     --max-new-tokens. Exit code 0: it is complete; 1: it is not; 2: nothing could be generated.
     """
+    parsed = read_guide(guide)
     from gd_plugin.cli.generating import GenerateOptions, generate_document
 
-    return generate_document(GenerateOptions(**options), as_json=as_json)
+    return generate_document(GenerateOptions(guide=parsed, **options), as_json=as_json)
 
 
 @_gd_plugin.command(epilog=_GUIDE_HELP)
@@ -194,9 +196,10 @@ def generate(as_json: bool, **options: Any) -> int:
 @_json_option
 def bench(guide: str, tokenizer: str, rounds: int, rows: int, as_json: bool) -> int:
     """Measure compile, mask and apply of a guide, on this machine, beside the bare engines in the same run."""
+    parsed = read_guide(guide)
     from gd_plugin.cli.benching import bench_guide
 
-    return bench_guide(guide, tokenizer, rounds=rounds, rows=rows, as_json=as_json)
+    return bench_guide(parsed, guide, tokenizer, rounds=rounds, rows=rows, as_json=as_json)
 
 
 @_gd_plugin.command()

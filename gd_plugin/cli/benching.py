@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from rich.table import Table
 
-from gd_plugin.cli.inputs import load_tokenizer, read_guide
+from gd_plugin.cli.inputs import load_tokenizer
 from gd_plugin.cli.output import print_json, printable, stdout
 from gd_plugin.cli.raw_engines import RawEngine, raw_engine
 from gd_plugin.errors import GuidedDecodingError
@@ -46,14 +46,12 @@ class Measured:
     note: str = ""
 
 
-def bench_guide(guide_name: str, tokenizer_name: str, *, rounds: int, rows: int, as_json: bool) -> int:
+def bench_guide(guide: Guide, guide_name: str, tokenizer_name: str, *, rounds: int, rows: int, as_json: bool) -> int:
     """Measure, print, and return the exit code: 1 if no backend takes the guide.
 
     Raises:
-        UserError: a file or the tokenizer cannot be read.
-        GuideError: the guide is not well formed.
+        UserError: the tokenizer cannot be read.
     """
-    guide = read_guide(guide_name)
     vocabulary = Vocabulary.from_tokenizer(load_tokenizer(tokenizer_name))
     found = [_measure(name, guide, vocabulary, rounds, rows) for name in backend_names()]
     if as_json:

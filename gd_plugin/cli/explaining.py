@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gd_plugin.cli.checking import expected_text, print_verdict, verdict_record
-from gd_plugin.cli.inputs import NamedText, load_tokenizer, read_guide, read_text
+from gd_plugin.cli.inputs import NamedText, load_tokenizer, read_text
 from gd_plugin.cli.output import print_json, printable, stdout
 from gd_plugin.grammars.compiler import GrammarMatcherFactory
 from gd_plugin.grammars.matcher import GrammarMatcher
@@ -24,15 +24,21 @@ __all__ = ["explain_prefix"]
 
 
 def explain_prefix(
-    guide_name: str, prefix_argument: str, tokenizer_name: str | None, *, limit: int, backend: str, as_json: bool
+    guide: Guide,
+    guide_name: str,
+    prefix_argument: str,
+    tokenizer_name: str | None,
+    *,
+    limit: int,
+    backend: str,
+    as_json: bool,
 ) -> int:
     """Print what may follow the prefix and return the exit code.
 
     Raises:
-        UserError: a file or the tokenizer cannot be read.
-        GuideError: the guide is wrong, or no backend can enforce it.
+        UserError: the prefix or the tokenizer cannot be read.
+        GuideError: no backend can enforce the guide.
     """
-    guide = read_guide(guide_name)
     prefix = read_text("-", 1) if prefix_argument == "-" else NamedText("prefix", prefix_argument)
     verdict = validate(guide, prefix.text)
     if verdict.position is not None and verdict.position < len(prefix.text):

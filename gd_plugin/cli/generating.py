@@ -16,10 +16,11 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from gd_plugin.cli.inputs import UserError, load_model, read_guide, read_text
+from gd_plugin.cli.inputs import UserError, load_model, read_text
 from gd_plugin.cli.output import print_json, printable, stderr
 from gd_plugin.errors import GuideError
 from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.guides.guide import Guide
 from gd_plugin.hf.processor import GuidedLogitsProcessor
 from gd_plugin.hf.session import spell
 
@@ -34,7 +35,7 @@ class GenerateOptions:
     """What was asked for; the fields are the command's options."""
 
     model: str
-    guide: str
+    guide: Guide
     prompt: str | None
     max_new_tokens: int
     report: str | None
@@ -51,17 +52,16 @@ def generate_document(options: GenerateOptions, *, as_json: bool) -> int:
     """Generate, write the document and the report, and return the exit code.
 
     Raises:
-        UserError: a file, the model or the prompt cannot be read, or the report's name says no format.
-        GuideError: the guide is wrong, or no backend can enforce it.
+        UserError: the model or the prompt cannot be read, or the report's name says no format.
+        GuideError: no backend can enforce the guide.
     """
-    guide = read_guide(options.guide)
     report_path = None if options.report is None else _report_path(options.report)
     prompt = _prompt(options.prompt)
     console = stderr()
     with _spinner(console, f"Loading {options.model}", options.quiet):
         model, tokenizer = load_model(options.model)
         processor = GuidedLogitsProcessor(
-            guide,
+            options.guide,
             tokenizer=tokenizer,
             model=model,
             backend=options.backend,

@@ -75,12 +75,22 @@ def test_what_cannot_be_used_is_one_message_and_exit_code_2(
         assert word in answer.err
 
 
-@pytest.mark.parametrize("command", ["check", "lint"])
-def test_a_wrong_guide_is_told_before_torch_is_imported(files: Path, command: str) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check", "broken.json"],
+        ["lint", "broken.json"],
+        ["explain", "broken.json"],
+        ["bench", "broken.json", "--tokenizer", "smollm2"],
+        ["generate", "--model", "smollm2", "--guide", "broken.json"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_wrong_guide_is_told_before_torch_is_imported(files: Path, arguments: list[str]) -> None:
     (files / "broken.json").write_text('{"type": ')
     program = (
         "import sys\nfrom gd_plugin.cli.app import run\n"
-        f"print(run(['{command}', 'broken.json']), sorted({{'torch', 'numpy', 'transformers'}} & sys.modules.keys()))"
+        f"print(run({arguments}), sorted({{'torch', 'numpy', 'transformers'}} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stdout == "2 []\n", done.stderr
