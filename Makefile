@@ -4,6 +4,8 @@
 # make soak   the long forms of the tests: hours; ARGS=tests/soak for millions of steps, faults, interrupts and fuzz alone
 # make docs   the documentation, into site/
 # make release VERSION=x.y.z   changelog, build, install tests, tag; ARGS=--dry-run changes nothing
+# make conformance DATA=FILE  real schemas with their instances, through the backends
+# make clean  environments, builds, site
 # make bench  tables of ratios against peers              make gpu-check  kernels on a GPU, if there is one
 
 PYTHON ?= python3

@@ -108,7 +108,7 @@ class GuideTooLargeError(GuideError):
     """The guide is over a limit of GuidedDecodingConfig.
 
     Attributes:
-        limit: name of the configuration field, for example "max_depth", or of a limit that is fixed ("max_regex_positions").
+        limit: name of the configuration field, for example "max_depth", or of a limit that is fixed ("max_nesting").
         value: what was found.
     """
 

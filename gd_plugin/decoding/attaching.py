@@ -23,7 +23,7 @@ from gd_plugin.grammars.budgets import hold_to_budget
 from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.guides.guide import Guide
 
-__all__ = ["Attaching", "MatcherFactory"]
+__all__ = ["FOLLOWER_TIMEOUT_S", "Attaching", "MatcherFactory"]
 
 _ATTACH: Final = ""
 # not a message of any error
@@ -31,7 +31,7 @@ _DEFER: Final = "\0defer"
 # bytes of one decision in the collective; a longer message is cut, on rank 0 too, so that all ranks report the same
 _DECISION_BYTES: Final = 512
 # seconds that the other ranks wait for a grammar that rank 0 has already
-_FOLLOWER_TIMEOUT_S: Final = 60.0
+FOLLOWER_TIMEOUT_S: Final = 60.0
 
 
 class MatcherFactory(Protocol):
@@ -188,7 +188,7 @@ class Attaching:
         submitted = self._submitted.pop(request.request_id, None)
         if submitted is not None:
             # decided already; only another rank than 0 can have to wait here
-            submitted[0].result(timeout=_FOLLOWER_TIMEOUT_S)
+            submitted[0].result(timeout=FOLLOWER_TIMEOUT_S)
         # only requests with a guide start
         matcher = self._factory.create(cast(Guide, request.guide))
         return self._within_budget(request, matcher)

@@ -9,9 +9,9 @@ later, and with a process group every rank must decide from what all ranks know.
 
 import time
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any
 
-from gd_plugin.decoding.attaching import Attaching, MatcherFactory
+from gd_plugin.decoding.attaching import FOLLOWER_TIMEOUT_S, Attaching, MatcherFactory
 from gd_plugin.decoding.requests import GuidedRequest, GuidedRequests
 from gd_plugin.decoding.slots import SlotStates
 from gd_plugin.decoding.speculation import describe
@@ -20,9 +20,6 @@ from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.guides.guide import Guide
 
 __all__ = ["PreparedAttaching", "Preparing"]
-
-# seconds that a rank waits for a grammar which rank 0 has already
-_TIMEOUT_S: Final = 60.0
 
 
 class Preparing(Attaching):
@@ -61,7 +58,7 @@ class Preparing(Attaching):
             if submitted is None or slot in batch.refused:
                 continue
             try:
-                matcher = self._matcher(request.guide, submitted[0].result(timeout=_TIMEOUT_S))
+                matcher = self._matcher(request.guide, submitted[0].result(timeout=FOLLOWER_TIMEOUT_S))
                 self.matchers[slot] = self._within_budget(request, matcher)
             except Exception as error:
                 batch.refused[slot] = describe(error)

@@ -38,14 +38,25 @@ class BackgroundThreads:
         _all.add(self)
 
     def submit(self, run: Callable[[], object], drop: Callable[[], object]) -> None:
-        """Have `run` called on a thread, or `drop` if that will not happen."""
+        """Have `run` called on a thread, or `drop` if that will not happen.
+
+        Raises:
+            RuntimeError: the system gives no thread; then neither is called.
+        """
         with self._lock:
             self._waiting.append((run, drop))
             if len(self._running) == self._num_threads:
                 return
             thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._running.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except BaseException:
+            with self._lock:
+                self._running.discard(thread)
+                if (run, drop) in self._waiting:
+                    self._waiting.remove((run, drop))
+            raise
 
     def drop(self) -> None:
         """Give up what has not begun. What comes later is run as ever."""

@@ -120,7 +120,7 @@ class BudgetMatcher(GrammarMatcher):
         max_new_tokens: tokens until the guide is complete, stop token included.
 
     Attributes:
-        intervened: a mask has left out a legal token because of the budget.
+        intervened: a token was tried and refused because of the budget.
 
     Raises:
         ValueError: the budget is below the shortest completion known; the message has the number.
@@ -167,7 +167,7 @@ class BudgetMatcher(GrammarMatcher):
             return  # a history that no mask of this matcher allowed
         legal = legal_columns(row, self._vocabulary.vocab_size).nonzero()[0]
         known, refused = self._closing.fitting(
-            self._inner, self._token_ids, certificate, left, legal[: NUM_CANDIDATES + 1].tolist()
+            self._inner, self._token_ids, certificate, left, legal[:NUM_CANDIDATES].tolist()
         )
         self._known[-1] = known
         self.intervened |= refused

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from functools import partial
@@ -40,7 +41,7 @@ from gd_plugin.guides.report import Problem
 from gd_plugin.guides.schema import normal_form
 from gd_plugin.guides.structural_tag import embedded_schemas, tag_begin
 
-__all__ = ["CacheInfo", "GrammarMatcherFactory", "cheapest_first", "shared_factory"]
+__all__ = ["CacheInfo", "GrammarMatcherFactory", "cheapest_first", "check_sound", "shared_factory"]
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +100,8 @@ class GrammarMatcherFactory:
         self._lock = threading.Lock()
         self._cache: OrderedDict[Guide, Future[CompiledGrammar]] = OrderedDict()
         self._sizes: dict[Guide, int] = {}
+        # submitted, and neither begun nor dropped
+        self._queued: set[Future[CompiledGrammar]] = set()
         self._hits = 0
         self._misses = 0
         num_threads = max(1, (os.cpu_count() or 2) // 2)
@@ -128,8 +131,9 @@ class GrammarMatcherFactory:
             own: Future[CompiledGrammar] = Future()
             try:
                 future = self._claim(guide, own)
-                if future is own:
-                    self._fulfil(guide, own)
+                # one that is queued need not be waited for; it may be queued behind the very thread that asks
+                if future is own or self._take(future):
+                    self._fulfil(guide, future)
                 return future.result()
             except CancelledError:
                 # whoever was to compile it was interrupted or dropped; that is their affair alone
@@ -153,9 +157,14 @@ class GrammarMatcherFactory:
         try:
             future = self._claim(guide, own)
             if future is own:
-                self._background.submit(partial(self._fulfil, guide, own), partial(self._drop, guide, own))
+                with self._lock:
+                    self._queued.add(own)
+                self._background.submit(
+                    partial(self._unless_taken, self._fulfil, guide, own),
+                    partial(self._unless_taken, self._drop, guide, own),
+                )
         except BaseException:
-            self._drop(guide, own)
+            self._unless_taken(self._drop, guide, own)
             raise
         return future
 
@@ -192,6 +201,19 @@ class GrammarMatcherFactory:
             self._misses += 1
             self._cache[guide] = own
             return own
+
+    def _take(self, future: "Future[CompiledGrammar]") -> bool:
+        """Whether the caller is the one to do what is queued for a future; it is so once."""
+        with self._lock:
+            queued = future in self._queued
+            self._queued.discard(future)
+            return queued
+
+    def _unless_taken(
+        self, act: Callable[[Guide, "Future[CompiledGrammar]"], None], guide: Guide, future: "Future[CompiledGrammar]"
+    ) -> None:
+        if self._take(future):
+            act(guide, future)
 
     def _fulfil(self, guide: Guide, future: "Future[CompiledGrammar]") -> None:
         if not future.set_running_or_notify_cancel():
@@ -267,11 +289,7 @@ class GrammarMatcherFactory:
 
         Without `strict`, where none enforces all of it: with the one that drops least.
         """
-        if len(guide.guide) <= self.config.max_guide_bytes:
-            check_guide(guide)
-        check_limits(guide, self.config)
-        if guide.guide_type is GuideType.STRUCTURAL_TAG and _is_read_here(guide):
-            _check_embedded_schemas(guide, self.config)
+        check_sound(guide, self.config)
         if guide.reasoning is not None:
             # the guide behind the free text is a cache entry of its own
             return ReasoningGrammar(guide, self.compile(replace(guide, reasoning=None)), self.vocabulary)
@@ -351,6 +369,19 @@ class GrammarMatcherFactory:
         return CanonicalGrammar(compiled, self.vocabulary) if self.config.canonical_forcing else compiled
 
 
+def check_sound(guide: Guide, config: GuidedDecodingConfig) -> None:
+    """Raise what is wrong with a guide, whatever the backend: limits, its text, schemas inside a structural tag.
+
+    Raises:
+        GuideError: it is.
+    """
+    if len(guide.guide) <= config.max_guide_bytes:
+        check_guide(guide)
+    check_limits(guide, config)
+    if guide.guide_type is GuideType.STRUCTURAL_TAG and _is_read_here(guide):
+        _check_embedded_schemas(guide, config)
+
+
 def _check_embedded_schemas(guide: Guide, config: GuidedDecodingConfig) -> None:
     """Raise what is wrong with a schema inside a structural tag, with its place in the tag in front."""
     form = json.loads(guide.guide)["format"]
@@ -374,7 +405,7 @@ def _is_read_here(guide: Guide) -> bool:
 
 
 def cheapest_first(guide: Guide) -> list[str]:
-    """Return the backends in the order to try; docs/language.md has the measurements behind it."""
+    """Return the backends in the order to try; docs/backends.md has the measurements behind it."""
     names = list(backend_names())
     if guide.guide_type in (GuideType.JSON, GuideType.JSON_SCHEMA):
         # xgrammar compiles them in 0.1 s to minutes, llguidance in milliseconds, and its masks inside texts cost less
@@ -436,12 +467,13 @@ def _reason(name: str, error: GuideError) -> str:
 
 
 _shared_lock = threading.Lock()
-_shared: OrderedDict[tuple[str, GuidedDecodingConfig], GrammarMatcherFactory] = OrderedDict()
+_shared: OrderedDict[tuple[str, bool, GuidedDecodingConfig], GrammarMatcherFactory] = OrderedDict()
 
 
 def shared_factory(vocabulary: Vocabulary, config: GuidedDecodingConfig) -> GrammarMatcherFactory:
     """Return the process's factory for this vocabulary and configuration, so that processors share compiled guides."""
-    key = (vocabulary.fingerprint, config)
+    # without a tokenizer canonical forcing spells by the longest token
+    key = (vocabulary.fingerprint, vocabulary.encode is None, config)
     with _shared_lock:
         factory = _shared.get(key)
         if factory is None:

@@ -12,12 +12,13 @@ from gd_plugin.errors import (
     BackendNotInstalledError,
     CompileTimeoutError,
     GuideError,
+    GuideTooLargeError,
     UnsatisfiableGuideError,
     UnsupportedGuideError,
 )
 from gd_plugin.grammars.backends.registry import Backend, backend_names, create_backend
 from gd_plugin.grammars.closing import completion_bound, minimum_tokens
-from gd_plugin.grammars.compiler import GrammarMatcherFactory
+from gd_plugin.grammars.compiler import GrammarMatcherFactory, check_sound
 from gd_plugin.grammars.spellable import is_spellable
 from gd_plugin.grammars.validation import byte_vocabulary
 from gd_plugin.grammars.vocabulary import Vocabulary
@@ -78,6 +79,18 @@ def lint(guide: Guide, *, tokenizer: Any = None) -> LintReport:
         vocabulary = tokenizer or byte_vocabulary()
     else:
         vocabulary = Vocabulary.from_tokenizer(tokenizer)
+    try:
+        check_sound(guide, GuidedDecodingConfig())
+    except GuideError as error:
+        # engines would be asked about something that they cannot read
+        unsatisfiable = isinstance(error, UnsatisfiableGuideError)
+        return LintReport(
+            ok=False,
+            backend=None,
+            problems=[_problem(error, "")],
+            satisfiable=False if unsatisfiable else None,
+            size=None if isinstance(error, GuideTooLargeError) else _size(guide),
+        )
     problems, backends, compile_s = _ask_backends(guide, vocabulary)
     chosen, satisfiable, shortest = None, None, None
     spellable = None

@@ -159,7 +159,8 @@ class Vocabulary:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of everything that decides a mask; equal vocabularies have equal fingerprints."""
-        digest = hashlib.sha256(repr((self.vocab_size, self.stop_token_ids)).encode())
+        head = (self.vocab_size, self.stop_token_ids, sorted(self.special_token_names.items()))
+        digest = hashlib.sha256(repr(head).encode())
         for token in self.tokens:
             digest.update(len(token).to_bytes(4, "little"))
             digest.update(token)

@@ -140,11 +140,14 @@ class CompileWorker:
         except TimeoutError:
             _log.warning("compile worker ended: %s took longer than %g s", message.get("backend"), seconds)
             self.close()
-            raise CompileTimeoutError(
-                f"compiling with {message.get('backend')} took longer than compile_timeout_s={seconds:g}; simplify the "
-                "guide (shorter repeats, fewer options) or raise the limit",
-                seconds=seconds,
-            ) from None
+            text = (
+                f"compiling with {message['backend']} took longer than compile_timeout_s={seconds:g}; simplify the guide "
+                "(shorter repeats, fewer options) or raise the limit"
+                if "backend" in message
+                else f"the process that compiles large guides did not start within {seconds:g} s; this machine may have too "
+                "much to do, or too little memory"
+            )
+            raise CompileTimeoutError(text, seconds=seconds) from None
         except (EOFError, OSError) as error:
             _log.warning("compile worker broke down, most likely out of memory; the next guide starts another")
             self.close()

@@ -34,7 +34,7 @@ from gd_plugin.guides.expression import (
 )
 from gd_plugin.guides.grammar import Grammar
 
-__all__ = ["Scanner", "checked_grammar", "parse_ebnf", "read_class", "read_escape"]
+__all__ = ["Scanner", "checked_grammar", "parse_ebnf", "read_escape"]
 
 _MAX_NESTING = 100
 _MAX_POSITIONS = 1_000_000
@@ -278,7 +278,7 @@ def read_alternatives(scanner: Scanner, depth: int, read_sequence: Callable[[int
         raise GuideTooLargeError(
             f"{scanner.place()}: the grammar nests over {_MAX_NESTING} groups",
             pointer=scanner.place(),
-            limit="max_depth",
+            limit="max_nesting",
             value=depth,
             hint="name the inner parts as rules",
         )

@@ -470,10 +470,14 @@ def _load_json(text: "str | bytes | bytearray", what: str) -> Any:
         ) from error
 
 
+# a string, which ends with the text where nothing else ends it: a quote is looked at once; or a bracket
+_JSON_NESTING = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[{]|[\]}]', re.S)
+
+
 def _check_text_depth(text: str, what: str) -> None:
     """Refuse deep nesting before the json module recurses into it. Brackets inside strings do not count."""
     depth = 0
-    for match in re.finditer(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', text, re.S):
+    for match in _JSON_NESTING.finditer(text):
         symbol = match.group()
         if symbol in "[{":
             depth += 1

@@ -108,7 +108,7 @@ def parse_regex(pattern: str) -> Node:
         raise GuideTooLargeError(
             f"#: the regex of {len(pattern)} characters is nested or repeated too deeply to be read",
             pointer="#",
-            limit="max_depth",
+            limit="max_nesting",
             hint="flatten the pattern, or lower its repeat counts",
         ) from error
     try:
@@ -265,16 +265,17 @@ def _check_nesting(pattern: str) -> None:
             raise GuideTooLargeError(
                 f"position {position}: the regex nests over {_MAX_NESTING} groups",
                 pointer=f"position {position}",
-                limit="max_depth",
+                limit="max_nesting",
                 value=depth,
                 hint="flatten the pattern",
             )
 
 
 # One lexical token: escape, class, comment, group opening, anything else. Enough to tell what is a construct and what is
-# a character; verbose mode's own comments are handled by the caller.
+# a character; verbose mode's own comments are handled by the caller. What nothing closes goes on to the end of the pattern,
+# so that no character is read twice.
 _TOKEN = re.compile(
-    r"""\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?\#[^)]*\)|\(\?(?:P?<?[=!]|P=\w+\)|\(|>|P?<|[a-zA-Z-]*[:)])|[*+?}]\+|.""",
+    r"""\\.|\[\^?\]?(?:\\.|[^\]\\])*+(?:\]|\\?\Z)|\(\?\#[^)]*+(?:\)|\Z)|\(\?(?:P?<?[=!]|P=\w+\)|\(|>|P?<|[a-zA-Z-]*[:)])|[*+?}]\+|.""",
     re.S,
 )
 

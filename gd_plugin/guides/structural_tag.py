@@ -41,6 +41,8 @@ __all__ = [
 ]
 
 _MAX_DEPTH = 32
+# they are compared with one another
+_MAX_TRIGGERS = 1_000
 # field -> (type, default or ... where it must be given); every format takes no other field
 _FIELDS: dict[str, dict[str, tuple[type | tuple[type, ...], Any]]] = {
     "const_string": {"value": (str, ...)},
@@ -209,7 +211,7 @@ def _parse(node: Any, pointer: str, depth: int) -> dict[str, Any]:
         raise GuideTooLargeError(
             f"{pointer}: formats nest over {_MAX_DEPTH} levels deep",
             pointer=pointer,
-            limit="max_depth",
+            limit="max_nesting",
             value=depth,
             hint="flatten them, or write the inner part as a grammar",
         )
@@ -355,6 +357,14 @@ def _check_triggers(node: dict[str, Any], pointer: str) -> None:
             f"{pointer}/triggers: the list is empty, or something in it is no text, or empty",
             pointer=f"{pointer}/triggers",
             hint="write a list of texts that are not empty",
+        )
+    if len(triggers) > _MAX_TRIGGERS:
+        raise GuideTooLargeError(
+            f"{pointer}/triggers: {len(triggers)} triggers, {_MAX_TRIGGERS} are the most",
+            pointer=f"{pointer}/triggers",
+            limit="max_triggers",
+            value=len(triggers),
+            hint="name what the begins of the tags have in common",
         )
     for trigger in triggers:
         for other in triggers:

@@ -1,7 +1,8 @@
 """`transformers`: a logits processor for every way `generate` works.
 
 In:         guides, a tokenizer, the scores of a step        Out: scores that obey
-May import: transformers, gd_plugin.grammars and masks       Read: processor, drafting, continuous_batching
+May import: transformers, gd_plugin.reports, grammars, masks, guides, config and errors
+Read:       processor, drafting, continuous_batching
 """
 
 from typing import TYPE_CHECKING, Any

@@ -18,8 +18,17 @@ _FROM_BYTES: Final = 1 << 17
 # a loop holds the last step's result while it asks for the next; one more for what is computed from it
 _MAX_KEPT: Final = 3
 _ALIGNMENT: Final = 64
-# the list's reference, the loop variable's, and the one that getrefcount itself holds
-_REFERENCES_WHEN_FREE: Final = 3
+
+
+def _references_when_free() -> int:
+    """What `_free` counts of an array that only its list holds: the interpreter's own share differs by version."""
+    kept = [np.empty(1)]
+    for memory in kept:
+        return sys.getrefcount(memory)
+    return 0
+
+
+_REFERENCES_WHEN_FREE: Final = _references_when_free()
 
 
 class OutputBuffers:

@@ -1,7 +1,8 @@
 """vLLM: guides for the requests of an engine, offline or served, on one device or many.
 
 In:         `extra_args` of a request, the logits of a step        Out: logits that obey
-May import: vllm, gd_plugin.grammars and masks                     Read: processor, rows, v1, v2, params, model
+May import: vllm, transformers, gd_plugin.grammars, masks, guides, config and errors
+Read:       processor, rows, v1, v2, params, model
 
     LLM(model, logits_processors=["gd_plugin.vllm:GuidedLogitsProcessor"])
     vllm serve MODEL --logits-processors gd_plugin.vllm:GuidedLogitsProcessor

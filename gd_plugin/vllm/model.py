@@ -13,7 +13,7 @@ from gd_plugin.grammars.compiler import GrammarMatcherFactory, shared_factory
 from gd_plugin.grammars.vocabulary import Vocabulary, checked_ids
 from gd_plugin.vllm.params import GuideParams
 
-__all__ = ["GuideCompiler", "byte_vocabulary", "engine_config", "read_vocabulary", "request_stop_ids"]
+__all__ = ["GuideCompiler", "engine_config", "read_vocabulary", "request_stop_ids"]
 
 # frames between the engine's request check and `validate_params`: three in vLLM 0.32
 _MOST_FRAMES = 12
@@ -52,11 +52,6 @@ class GuideCompiler:
             config = self.config if backend == "auto" else self.config.replace_fields(backend=backend)
             factory = self._factories[backend] = shared_factory(self.vocabulary, config)
         return factory
-
-
-def byte_vocabulary() -> Vocabulary:
-    """Return one token a byte and a stop token: enough to tell whether a guide can be compiled at all."""
-    return Vocabulary.from_bytes([*(bytes([i]) for i in range(256)), None], stop_token_ids=[256])
 
 
 def read_vocabulary(vllm_config: Any) -> Vocabulary:

@@ -16,7 +16,8 @@ import torch
 from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.errors import VocabularyError
 from gd_plugin.grammars.backends.registry import CompiledGrammar
-from gd_plugin.vllm.model import GuideCompiler, byte_vocabulary, read_vocabulary, request_stop_ids
+from gd_plugin.grammars.validation import byte_vocabulary
+from gd_plugin.vllm.model import GuideCompiler, read_vocabulary, request_stop_ids
 from gd_plugin.vllm.params import read_guide
 from gd_plugin.vllm.rows import GuidedRow, RowMasks
 from gd_plugin.vllm.v1 import BatchRows

@@ -7,6 +7,7 @@ raises into the engine's step.
 """
 
 import logging
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -59,6 +60,7 @@ class GuidedRow:
         self._compiled = compiled
         self._vocabulary = vocabulary
         self._config = config
+        self._deadline = time.monotonic() + config.compile_timeout_s
         in_range = frozenset(i for i in stop_token_ids if 0 <= i < vocabulary.vocab_size)
         self.stop_token_ids = in_range or vocabulary.stop_token_set
         self.may_conflict = may_conflict
@@ -120,7 +122,8 @@ class GuidedRow:
         """
         if self.matcher is None:
             try:
-                self.matcher = self._compiled.result(self._config.compile_timeout_s).create_matcher()
+                # since it was submitted: requests that wait for one another do not add up
+                self.matcher = self._compiled.result(max(0.0, self._deadline - time.monotonic())).create_matcher()
             except TimeoutError as error:
                 seconds = self._config.compile_timeout_s
                 raise CompileTimeoutError(

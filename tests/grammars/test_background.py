@@ -75,7 +75,9 @@ class Slow(registry.Backend):
 
 
 @pytest.fixture
-def slow():
+def slow(monkeypatch):
+    # one thread
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
     before = dict(registry._factories)
     gd.register_backend("slow", Slow)
     vocabulary = gd.Vocabulary.from_bytes([*(bytes([byte]) for byte in range(256)), None], stop_token_ids=[256])
@@ -86,8 +88,7 @@ def slow():
     registry._factories.update(before)
 
 
-def test_a_closed_factory_drops_what_is_queued_and_goes_on(slow, monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+def test_a_closed_factory_drops_what_is_queued_and_goes_on(slow):
     factory, backend = slow
     running = factory.submit(gd.Guide.regex("a"))
     assert backend.began.wait(30)
@@ -103,8 +104,7 @@ def test_a_closed_factory_drops_what_is_queued_and_goes_on(slow, monkeypatch):
     assert backend.compiled == ["a", "b"]
 
 
-def test_a_future_that_its_owner_cancels_is_nobody_elses(slow, monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+def test_a_future_that_its_owner_cancels_is_nobody_elses(slow):
     factory, backend = slow
     factory.submit(gd.Guide.regex("a"))
     assert backend.began.wait(30)
@@ -114,6 +114,46 @@ def test_a_future_that_its_owner_cancels_is_nobody_elses(slow, monkeypatch):
     assert again.result(30) is factory.compile(gd.Guide.regex("b"))
     assert factory.create(gd.Guide.regex("b")).accept_token(ord("b"))
     assert backend.compiled == ["a", "b"]
+
+
+def test_a_guide_that_needs_one_queued_behind_it_compiles_that_itself(slow):
+    factory, backend = slow
+    plain = gd.Guide.regex("b")
+    futures = [factory.submit(guide) for guide in (gd.Guide.regex("a"), plain.with_reasoning(end="</t>"), plain)]
+    assert backend.began.wait(30)
+    backend.go_on.set()
+    for future in futures:
+        assert future.result(30).create_matcher() is not None
+    assert backend.compiled == ["a", "b"]
+
+
+def test_who_asks_for_a_queued_guide_does_not_wait_for_the_queue(slow):
+    factory, backend = slow
+    first, queued = (factory.submit(gd.Guide.regex(text)) for text in "ab")
+    assert backend.began.wait(30)
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(factory.compile(gd.Guide.regex("b"))))
+    asking.start()
+    while backend.compiled != ["a", "b"]:
+        time.sleep(0.01)
+    assert not first.done()
+    backend.go_on.set()
+    asking.join(30)
+    assert answers == [queued.result(30)]
+    factory._background.join(time.monotonic() + 30)
+    assert backend.compiled == ["a", "b"]
+
+
+def test_a_system_that_gives_no_thread_is_asked_again(monkeypatch):
+    seen = threading.Event()
+    threads = BackgroundThreads(1, "tested", at_exit=never)
+    with monkeypatch.context() as broken:
+        broken.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("no thread")))
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="no thread"):
+                threads.submit(never, never)
+    threads.submit(seen.set, never)
+    assert seen.wait(30)
 
 
 EXIT_SCRIPT = """

@@ -60,6 +60,26 @@ HOSTILE = {
 }
 
 
+# texts of which a reader that starts anew at every character would read each rest
+UNCLOSED = {
+    "a text of JSON that nothing ends": lambda size: gd.Guide.json_schema('{"a": "' + '\\"' * size),
+    "the same, with half an escape": lambda size: gd.Guide.from_json('"' + '\\"' * size + "\\"),
+    "sets that nothing closes": lambda size: gd.Guide.regex("()" * 101 + "[" * size),
+    "comments that nothing closes": lambda size: gd.Guide.regex("()" * 101 + "(?#" * size),
+    "triggers": lambda size: gd.Guide.structural_tag(
+        {"format": {"type": "triggered_tags", "triggers": [f"<{i}>" for i in range(size)], "tags": []}}
+    ),
+}
+
+
+@pytest.mark.timeout(HANG_S)
+@pytest.mark.parametrize("name", UNCLOSED)
+def test_no_text_is_read_again_and_again(name):
+    # read once it takes milliseconds; read from every place to the end, hours
+    with pytest.raises(gd.GuideError):
+        UNCLOSED[name](60_000)
+
+
 @pytest.fixture(scope="module")
 def vocabulary():
     tokens = [bytes([value]) for value in range(256)] + [b"ab", b"aa", None]

@@ -71,7 +71,9 @@ WRONG = [
     (gd.Guide.json_schema({"type": "strnig"}), "#/type", False),
     (gd.Guide.json_schema({"type": "integer", "minimum": 5, "maximum": 3}), "#", True),
     (gd.Guide.tools([BAD_TOOL]), "#/format/tags/0", False),
+    (gd.Guide.structural_tag({"format": {"type": "json_schema", "json_schema": {"type": "strin"}}}), "#/format", False),
     (gd.Guide(gd.GuideType.REGEX, "("), "position 0", False),
+    (gd.Guide(gd.GuideType.JSON_SCHEMA, "{"), "", False),
     (gd.Guide(gd.GuideType.EBNF_GRAMMAR, "root ::= x"), "line 1", False),
 ]  # fmt: skip
 

@@ -74,8 +74,10 @@ def test_fingerprint_follows_what_decides_a_mask() -> None:
         Vocabulary.from_bytes(TOKENS, stop_token_ids=[4]),
         Vocabulary.from_bytes(TOKENS, stop_token_ids=[3], vocab_size=7),
         Vocabulary.from_bytes([b"ab", b"", *TOKENS[2:]], stop_token_ids=[3]),
+        # a marker of reasoning may be such a token
+        Vocabulary(TOKENS, stop_token_ids=[3], special_token_names={"</think>": 1}),
     ]
-    assert len({base.fingerprint, *(other.fingerprint for other in others)}) == 4
+    assert len({base.fingerprint, *(other.fingerprint for other in others)}) == 5
 
 
 def test_copies_are_the_same_object() -> None:

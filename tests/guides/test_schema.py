@@ -12,7 +12,9 @@ import pytest
 
 import gd_plugin as gd
 from gd_plugin.grammars.backends.registry import create_backend
-from gd_plugin.guides.schema import normalise, schema_problems, to_llguidance
+from gd_plugin.guides.schema import schema_problems
+from gd_plugin.guides.schema.emit import to_llguidance
+from gd_plugin.guides.schema.graph import build_graph
 from gd_plugin.guides.schema.reading import known_keywords
 from gd_plugin.guides.schema.support import SUPPORT, support_table, xgrammar_problems
 
@@ -300,13 +302,13 @@ def test_refuses_by_policy_or_grammar(schema, text):
 )
 def test_refusals_name_the_place(schema, error, pointer):
     with pytest.raises(error) as caught:
-        normalise(schema, additional_properties=True, strict=True)
+        build_graph(schema, additional_properties=True, strict=True)
     assert caught.value.pointer == pointer
 
 
 def test_not_strict_drops_and_lists():
     schema = {"type": "array", "items": {"type": "string", "pattern": "(a)\\1"}, "uniqueItems": True}
-    normal = normalise(schema, additional_properties=True, strict=False)
+    normal = build_graph(schema, additional_properties=True, strict=False)
     assert {(p.pointer, p.keyword) for p in normal.dropped} == {
         ("#/uniqueItems", "uniqueItems"),
         ("#/items/pattern", "pattern"),
@@ -372,7 +374,7 @@ HOSTILE = {
 def test_hostile_schemas_end(name):
     # steps are counted, so that the bound is the same on every machine: seconds are only watched
     try:
-        normal = normalise(HOSTILE[name], additional_properties=True, strict=True)
+        normal = build_graph(HOSTILE[name], additional_properties=True, strict=True)
         assert len(to_llguidance(normal)) < 1 << 22
     except gd.GuideError as error:
         assert error.pointer

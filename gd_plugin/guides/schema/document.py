@@ -91,7 +91,7 @@ class Document:
                 raise GuideTooLargeError(
                     f"#: the schema holds over {_MAX_VALUES} values",
                     pointer="#",
-                    limit="max_guide_bytes",
+                    limit="max_schema_values",
                     value=count,
                     hint="name repeated parts with $defs and $ref, or leave parts out",
                 )

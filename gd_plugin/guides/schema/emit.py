@@ -98,7 +98,7 @@ class _Writer:
             raise GuideTooLargeError(
                 f"#: the grammar needs over {_MAX_RULES} rules",
                 pointer="#",
-                limit="max_guide_bytes",
+                limit="max_schema_rules",
                 hint="share repeated parts with $defs, or leave parts out",
             )
         return name
@@ -130,7 +130,7 @@ class _Writer:
         if shape.choices is not None:
             body = self.unique_items(shape)
         elif shape.contains is not None:
-            body = self.counted_items(shape, 0, 0)
+            body = self.counted_items(shape)
         else:
             body = self.items(shape)
         empty = ['OPEN_ARRAY "]"'] if shape.low == 0 and (shape.contains is None or shape.contains.low == 0) else []
@@ -174,8 +174,8 @@ class _Writer:
         self.rule(behind, later, parametric=True)
         return self.new_rule([f"n{node} {behind}::{1 << bit}" for bit, node in enumerate(choices)])
 
-    def counted_items(self, shape: ArrayShape, hits: int, length: int) -> str:
-        """Items of which some are counted: `hits` so far, `length` in all, both only as far as they matter."""
+    def counted_items(self, shape: ArrayShape) -> str:
+        """Items of which some are counted: those that are hits, and all, both only as far as they matter."""
         contains = shape.contains
         if contains is None:
             return ""

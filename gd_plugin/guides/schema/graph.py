@@ -243,7 +243,7 @@ def _too_large(what: str, value: int) -> GuideTooLargeError:
     return GuideTooLargeError(
         f"#: the schema's normal form has over {value - 1} {what}",
         pointer="#",
-        limit="max_guide_bytes",
+        limit="max_schema_steps",
         value=value,
         hint="share repeated parts with $defs, or drop alternatives",
     )
@@ -366,7 +366,7 @@ def _check_nesting(nodes: dict[int, tuple[Shape, ...]], root: int) -> None:
                 raise GuideTooLargeError(
                     f"#: values nest over {_MAX_NESTING} schemas deep",
                     pointer="#",
-                    limit="max_depth",
+                    limit="max_nesting",
                     value=len(stack),
                     hint="flatten the schema",
                 )

@@ -159,7 +159,7 @@ def members(writer: RuleWriter, shape: ObjectShape, order: PropertyOrder) -> str
         raise GuideTooLargeError(
             f"{shape.pointer}: members of an object with over {_MAX_COUNTED} declared keys cannot be counted",
             pointer=shape.pointer,
-            limit="max_guide_bytes",
+            limit="max_schema_rules",
             hint="leave minProperties and maxProperties out, or declare fewer keys",
         )
     return _counted_chain(writer, shape, fields, free)

@@ -1,8 +1,8 @@
 """Numbers -> the language of their JSON spellings.
 
-Every plain spelling (`10`, `10.0`, `10.00`), and scientific ones. Without bounds those are all of JSON"s; inside bounds
+Every plain spelling (`10`, `10.0`, `10.00`), and scientific ones. Without bounds those are all of JSON's; inside bounds
 they have one digit before the point and an exponent of at most 99 (`1e1`, `5.25E-07`, as programs print them).
-No reader"s binary rounding carries a number over a bound. Beside excluded values and multiples at most 15 digits are
+No reader's binary rounding carries a number over a bound. Beside excluded values and multiples at most 15 digits are
 significant where there is a point or an exponent, for the same reason.
 """
 
@@ -181,7 +181,7 @@ def _integer_magnitudes(low: int, high: int | None) -> Language:
         if first == 10**exponent and last == 10 ** (exponent + 1) - 1:
             full.append(exponent)
         else:
-            parts.append(cat(_mantissas(first, last, exponent), _E, _exponents((exponent,))))
+            parts.append(cat(_mantissas(first, last), _E, _exponents((exponent,))))
     parts.extend(_spelled_fractions(exponent for exponent in full if exponent > 0))
     if full:
         parts.append(cat(NONZERO, NO_FRACTION, _E, _exponents(tuple(full))))
@@ -190,8 +190,8 @@ def _integer_magnitudes(low: int, high: int | None) -> Language:
     return alt(*parts)
 
 
-def _mantissas(low: int, high: int, exponent: int) -> Language:
-    """`d.ddd` times ten to the `exponent`, for integers of that many digits and one, between `low` and `high`."""
+def _mantissas(low: int, high: int) -> Language:
+    """`d.ddd` of the integers between two of equally many digits; the exponent is one less than these."""
     parts = []
     for digits, first, last in by_first_digit(str(low), str(high)):
         fraction = cat(text("."), fraction_between(first, last))
