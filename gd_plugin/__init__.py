@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gd_plugin.grammars.validation import Verdict, validate
     from gd_plugin.grammars.vocabulary import Vocabulary
     from gd_plugin.guides.guide import Guide, GuideType, Reasoning
-    from gd_plugin.guides.report import Problem
+    from gd_plugin.guides.problem import Problem
     from gd_plugin.hf.drafting import grammar_drafting
     from gd_plugin.hf.processor import GuidedLogitsProcessor
     from gd_plugin.hf.results import RowResult
@@ -75,7 +75,7 @@ _HOMES = {
     "LintReport": "gd_plugin.grammars.linting",
     "MatcherError": "gd_plugin.errors",
     "PassCost": "gd_plugin.grammars.forced",
-    "Problem": "gd_plugin.guides.report",
+    "Problem": "gd_plugin.guides.problem",
     "Reasoning": "gd_plugin.guides.guide",
     "Report": "gd_plugin.reports.report",
     "RollbackError": "gd_plugin.errors",

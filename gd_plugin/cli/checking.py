@@ -11,7 +11,7 @@ from rich.text import Text
 from gd_plugin.cli.inputs import NamedText, load_tokenizer, read_guide, read_text
 from gd_plugin.cli.output import excerpt, print_json, printable, stdout
 from gd_plugin.guides.guide import GuideType
-from gd_plugin.guides.report import Problem
+from gd_plugin.guides.problem import Problem
 
 if TYPE_CHECKING:
     from gd_plugin.grammars.linting import LintReport

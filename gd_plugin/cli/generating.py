@@ -19,10 +19,9 @@ from rich.text import Text
 from gd_plugin.cli.inputs import UserError, load_model, read_text
 from gd_plugin.cli.output import print_json, printable, stderr
 from gd_plugin.errors import GuideError
-from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.grammars.vocabulary import Vocabulary, text_of
 from gd_plugin.guides.guide import Guide
 from gd_plugin.hf.processor import GuidedLogitsProcessor
-from gd_plugin.hf.session import spell
 
 __all__ = ["GenerateOptions", "generate_document"]
 
@@ -213,7 +212,7 @@ class _Streamer:
             self._in_prompt = False
             return
         self._ids.extend(i for i in value.reshape(-1).tolist() if i not in self._vocabulary.stop_token_set)
-        self.show(spell(self._vocabulary, self._ids))
+        self.show(text_of(self._vocabulary, self._ids))
 
     def show(self, text: str) -> None:
         """Show the text so far."""

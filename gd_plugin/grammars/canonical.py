@@ -20,12 +20,11 @@ from gd_plugin.grammars.backends.registry import CompiledGrammar
 from gd_plugin.grammars.matcher import GrammarMatcher, checked_row
 from gd_plugin.grammars.spelling import Speller, spell_text
 from gd_plugin.grammars.vocabulary import Vocabulary
-from gd_plugin.guides.guide import GuideType
+from gd_plugin.guides.language import JSON_DOCUMENTS, WRITTEN_IN_JSON
 from gd_plugin.masks.bitmask import allocate_token_bitmask, num_mask_words, token_ids_to_words
 
 __all__ = ["CanonicalGrammar", "CanonicalMatcher"]
 
-_JSON_KINDS = frozenset({GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.STRUCTURAL_TAG})
 # bytes that one run may force; a guide that forces more is spelled piece by piece
 _MAX_FORCED = 1024
 # words of a row that are looked at first
@@ -44,7 +43,7 @@ class CanonicalGrammar(CompiledGrammar):
         self.not_enforced = inner.not_enforced
         self.nbytes = inner.nbytes
         self._inner = inner
-        self._rule = _Rule(vocabulary, escapes=inner.guide.guide_type in _JSON_KINDS)
+        self._rule = _Rule(vocabulary, escapes=inner.guide.guide_type in JSON_DOCUMENTS | WRITTEN_IN_JSON)
 
     def create_matcher(self) -> "CanonicalMatcher":
         """See `CompiledGrammar.create_matcher`."""

@@ -37,7 +37,7 @@ from gd_plugin.grammars.worker import CompileWorker, fill_first_row
 from gd_plugin.guides.guide import Guide, GuideType, check_guide
 from gd_plugin.guides.language import is_regular
 from gd_plugin.guides.limits import check_limits, num_written_positions
-from gd_plugin.guides.report import Problem
+from gd_plugin.guides.problem import Problem
 from gd_plugin.guides.schema import normal_form
 from gd_plugin.guides.structural_tag import embedded_schemas, tag_begin
 

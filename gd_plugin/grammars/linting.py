@@ -25,7 +25,7 @@ from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.guide import Guide
 from gd_plugin.guides.language import TEXT_KINDS
 from gd_plugin.guides.limits import num_written_positions
-from gd_plugin.guides.report import Problem
+from gd_plugin.guides.problem import Problem
 
 __all__ = ["LintReport", "lint"]
 

@@ -15,14 +15,14 @@ from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.grammars.reasoning import opening_step
 from gd_plugin.grammars.spelling import Speller
 from gd_plugin.grammars.vocabulary import Vocabulary
-from gd_plugin.guides.guide import Guide, GuideType, Reasoning
+from gd_plugin.guides.guide import Guide, Reasoning
+from gd_plugin.guides.language import JSON_DOCUMENTS
 from gd_plugin.masks.bitmask import allocate_token_bitmask
 
 __all__ = ["Verdict", "byte_vocabulary", "expected_next", "validate"]
 
 _STOP = 256
 _MAX_EXPECTED = 24
-_JSON_KINDS = frozenset({GuideType.JSON, GuideType.JSON_SCHEMA})
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,9 @@ def validate(guide: Guide, text: str, *, tokenizer: Any = None) -> Verdict:
         complete=complete,
         position=position,
         expected=expected_next(matcher),
-        pointer=_json_pointer(_document(text[:position], guide.reasoning)) if guide.guide_type in _JSON_KINDS else None,
+        pointer=_json_pointer(_document(text[:position], guide.reasoning))
+        if guide.guide_type in JSON_DOCUMENTS
+        else None,
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from gd_plugin.errors import VocabularyError
 
-__all__ = ["Vocabulary", "checked_ids", "checked_size"]
+__all__ = ["Vocabulary", "checked_ids", "checked_size", "text_of"]
 
 
 class Vocabulary:
@@ -178,6 +178,18 @@ class Vocabulary:
 
     def __repr__(self) -> str:
         return f"Vocabulary(vocab_size={self.vocab_size}, stop_token_ids={self.stop_token_ids})"
+
+
+def text_of(vocabulary: Vocabulary, token_ids: Iterable[int]) -> str:
+    """Return the text of tokens; half a character at the end is left out, other broken UTF-8 is replaced."""
+    data = vocabulary.decode(i for i in token_ids if i < vocabulary.vocab_size)
+    for cut in range(4):
+        try:
+            return data[: len(data) - cut].decode("utf-8")
+        except UnicodeDecodeError as error:
+            if error.reason != "unexpected end of data":
+                break
+    return data.decode("utf-8", errors="replace")
 
 
 def _restore(tokens: tuple[bytes, ...], stop_token_ids: tuple[int, ...], names: dict[str, int]) -> Vocabulary:

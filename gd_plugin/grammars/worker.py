@@ -28,7 +28,7 @@ from gd_plugin.errors import CompileTimeoutError, GuidedDecodingError, GuideErro
 from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar, create_backend
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.guide import Guide
-from gd_plugin.guides.report import Problem
+from gd_plugin.guides.problem import Problem
 from gd_plugin.masks.bitmask import allocate_token_bitmask
 
 __all__ = ["CompileWorker", "WorkerAnswer", "fill_first_row", "main"]

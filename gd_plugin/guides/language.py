@@ -13,9 +13,13 @@ from gd_plugin.guides.guide import Guide, GuideType
 from gd_plugin.guides.lark import parse_lark
 from gd_plugin.guides.regex import parse_regex
 
-__all__ = ["TEXT_KINDS", "is_regular", "language_of", "unused_character"]
+__all__ = ["JSON_DOCUMENTS", "TEXT_KINDS", "WRITTEN_IN_JSON", "is_regular", "language_of", "unused_character"]
 
 TEXT_KINDS = frozenset({GuideType.REGEX, GuideType.CHOICE, GuideType.EBNF_GRAMMAR, GuideType.LARK_GRAMMAR})
+# every text that they allow is JSON
+JSON_DOCUMENTS = frozenset({GuideType.JSON, GuideType.JSON_SCHEMA})
+# the guide itself is written in JSON
+WRITTEN_IN_JSON = frozenset({GuideType.JSON_SCHEMA, GuideType.STRUCTURAL_TAG})
 _LAST_ASCII = 0x7F
 
 

@@ -15,12 +15,11 @@ from gd_plugin.errors import GuideTooLargeError
 from gd_plugin.guides.caching import text_cache
 from gd_plugin.guides.expression import num_positions, weight
 from gd_plugin.guides.guide import Guide, GuideType
-from gd_plugin.guides.language import TEXT_KINDS, language_of
+from gd_plugin.guides.language import TEXT_KINDS, WRITTEN_IN_JSON, language_of
 from gd_plugin.guides.structural_tag import formats
 
 __all__ = ["check_limits", "compile_weight", "num_written_positions"]
 
-_JSON_KINDS = frozenset({GuideType.JSON_SCHEMA, GuideType.STRUCTURAL_TAG})
 # lengths of texts cost nothing: xgrammar is given none, and llguidance builds the states that a text reaches
 _COUNTS = frozenset({"minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"})
 
@@ -49,7 +48,7 @@ def check_limits(guide: Guide, config: GuidedDecodingConfig) -> None:
             value=size,
             hint=f"{_SHORTEN.get(guide.guide_type, 'shorten it')}, or raise max_guide_bytes",
         )
-    if guide.guide_type in _JSON_KINDS:
+    if guide.guide_type in WRITTEN_IN_JSON:
         value = json.loads(guide.guide)
         if isinstance(value, dict):
             _check_depth(value, config.max_depth)
@@ -72,7 +71,7 @@ def compile_weight(guide: Guide) -> int:
     if guide.guide_type in TEXT_KINDS:
         rules = language_of(guide).rules.values()
         return sum(map(weight, rules)) + _RULE_WEIGHT * (len(rules) - 1)
-    if guide.guide_type not in _JSON_KINDS:
+    if guide.guide_type not in WRITTEN_IN_JSON:
         return 0
     value = json.loads(guide.guide)
     total = len(guide.guide)

@@ -21,12 +21,12 @@ from transformers.generation.continuous_batching.requests import RequestState
 from gd_plugin.config import GuidedDecodingConfig, checked_config
 from gd_plugin.errors import DeadEndError
 from gd_plugin.grammars.compiler import GrammarMatcherFactory, shared_factory
+from gd_plugin.grammars.dead_ends import dead_end_error
 from gd_plugin.grammars.matcher import GrammarMatcher
-from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.grammars.vocabulary import Vocabulary, text_of
 from gd_plugin.guides.guide import Guide
 from gd_plugin.hf.model_facts import resolve_vocabulary
-from gd_plugin.hf.session import spell
-from gd_plugin.masks.apply import apply_token_bitmask_
+from gd_plugin.masks.apply import apply_token_bitmask_, open_banned_rows_
 from gd_plugin.masks.bitmask import allocate_token_bitmask, row_has_valid_token, token_ids_to_words
 
 __all__ = ["enable_continuous_batching"]
@@ -217,13 +217,7 @@ class _GuideProcessor(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
         return True
 
     def _dead_end(self, progress: _Progress) -> DeadEndError:
-        text = spell(self._vocabulary, progress.token_ids)
-        return DeadEndError(
-            f"no token can follow {text[-60:]!r} after {len(progress.token_ids)} tokens; the guide allows no text that "
-            "this vocabulary can spell here, so change the guide, or pass on_dead_end='release' to go on unguided",
-            num_tokens=len(progress.token_ids),
-            text=text,
-        )
+        return dead_end_error(len(progress.token_ids), text_of(self._vocabulary, progress.token_ids))
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
         """Return new scores [rows, V]; rows at -1 keep theirs.
@@ -234,12 +228,8 @@ class _GuideProcessor(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
         arguments: dict[str, Any] = {"row_index": row_index, "vocab_size": self._vocabulary.vocab_size}
         out = torch.empty_like(scores)
         apply_token_bitmask_(scores.contiguous(), self._on_device, out=out, **arguments)
-        # where something before the guide banned every legal token, all of them are let through alike
-        banned = (out.amax(dim=-1, keepdim=True) == float("-inf")) & (row_index >= 0)[:, None]
-        if scores.device.type == "cpu" and not banned.any():
-            return out
-        legal = apply_token_bitmask_(torch.zeros_like(out), self._on_device, **arguments)
-        return torch.where(banned, legal, out)
+        open_banned_rows_(out, self._on_device, row_index >= 0, **arguments)
+        return out
 
 
 def _generated(state: Any) -> list[int]:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gd_plugin.masks.apply import apply_token_bitmask_
+from gd_plugin.masks.apply import apply_token_bitmask_, open_banned_rows_
 from gd_plugin.masks.buffers import MaskBuffers
 from gd_plugin.masks.device import MaskDevice
 
@@ -147,10 +147,7 @@ class OverlappedStep:
         out: torch.Tensor,
     ) -> None:
         apply_token_bitmask_(scores, bitmask, token_mask, vocab_size=self._vocab_size, out=out)
-        banned = (out.amax(dim=-1) == float("-inf")) & (token_mask != 0)
-        # where everything legal was banned before the guide, all of it is let through alike
-        legal = apply_token_bitmask_(torch.zeros_like(out), bitmask, token_mask, vocab_size=self._vocab_size)
-        torch.where(banned[:, None], legal, out, out=out)
-        self._answers[1:] = banned
+        arguments = {"token_mask": token_mask, "vocab_size": self._vocab_size}
+        self._answers[1:] = open_banned_rows_(out, bitmask, token_mask != 0, **arguments)
         if input_ids.shape[1]:
             self._answers[0] = (input_ids[:, -1].to(torch.int32) != self._last).any()

@@ -32,7 +32,7 @@ from gd_plugin.hf.reporting import read_report
 from gd_plugin.hf.results import RowResult, read_results, read_running_results
 from gd_plugin.hf.session import Session, StepRows, guide_of_row
 from gd_plugin.hf.warning import warn_user
-from gd_plugin.masks.apply import apply_token_bitmask_
+from gd_plugin.masks.apply import apply_token_bitmask_, open_banned_rows_
 from gd_plugin.masks.arguments import MaskArguments
 from gd_plugin.masks.bitmask import legal_columns
 from gd_plugin.masks.cpu import apply_token_bitmask_cpu
@@ -485,10 +485,8 @@ class GuidedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             clock.device_lap("copy")
         arguments: dict[str, Any] = {"row_index": row_index, "vocab_size": self.vocabulary.vocab_size}
         apply_token_bitmask_(scores, bitmask, out=out, **arguments)
-        banned = (out.amax(dim=-1) == float("-inf")) & (row_index >= 0)
-        legal = apply_token_bitmask_(torch.zeros_like(out), bitmask, **arguments)
-        self._banned_flags = banned
-        return torch.where(banned[:, None], legal, out)
+        self._banned_flags = open_banned_rows_(out, bitmask, row_index >= 0, **arguments)
+        return out
 
     def _warn_banned(self) -> None:
         if not self._warned:

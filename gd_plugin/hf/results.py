@@ -12,9 +12,10 @@ import torch
 
 from gd_plugin.errors import DeadEndError
 from gd_plugin.grammars.backends.registry import CompiledGrammar
+from gd_plugin.grammars.dead_ends import dead_end_error
 from gd_plugin.grammars.matcher import GrammarMatcher
-from gd_plugin.grammars.vocabulary import Vocabulary
-from gd_plugin.hf.session import Session, guide_of_row, spell
+from gd_plugin.grammars.vocabulary import Vocabulary, text_of
+from gd_plugin.hf.session import Session, guide_of_row
 from gd_plugin.masks.bitmask import allocate_token_bitmask, row_has_valid_token
 
 __all__ = ["RowResult", "read_results", "read_running_results"]
@@ -90,7 +91,7 @@ def _read_row(
     vocabulary = session.vocabulary
     if grammar is None:
         count = _up_to_stop(tokens, vocabulary)
-        return RowResult("unguided", spell(vocabulary, _without_stop(tokens[:count], vocabulary)), count)
+        return RowResult("unguided", text_of(vocabulary, _without_stop(tokens[:count], vocabulary)), count)
     skipped = 1 if tokens and tokens[0] in session.skipped_start else 0
     error: Exception | None = None
     try:
@@ -107,7 +108,7 @@ def _read_row(
     except Exception as engine_error:  # engines fail in ways of their own; only this row is lost
         complete, error = False, engine_error
         count = _up_to_stop(tokens, vocabulary)
-    text = spell(vocabulary, _without_stop(tokens[:count], vocabulary))
+    text = text_of(vocabulary, _without_stop(tokens[:count], vocabulary))
     intervened = session.intervened(session_row, tokens[:count])
     if complete:
         return RowResult("complete", text, count, intervened=intervened)
@@ -120,13 +121,7 @@ def _dead_end(matcher: GrammarMatcher, session: Session, tokens: list[int], inde
     matcher.fill_next_token_bitmask(bitmask, 0)
     if row_has_valid_token(bitmask[0], session.width):
         return None
-    text = spell(session.vocabulary, tokens)
-    return DeadEndError(
-        f"row {index}: no token can follow {text[-60:]!r} after {len(tokens)} tokens",
-        row=index,
-        num_tokens=len(tokens),
-        text=text,
-    )
+    return dead_end_error(len(tokens), text_of(session.vocabulary, tokens), row=index)
 
 
 def _up_to_stop(tokens: list[int], vocabulary: Vocabulary) -> int:

@@ -18,13 +18,14 @@ import torch
 from gd_plugin.errors import DeadEndError
 from gd_plugin.grammars.backends.registry import CompiledGrammar
 from gd_plugin.grammars.batch import fill_next_token_bitmasks
+from gd_plugin.grammars.dead_ends import dead_end_error
 from gd_plugin.grammars.history import MatcherTree, Node, NodeState
-from gd_plugin.grammars.vocabulary import Vocabulary
+from gd_plugin.grammars.vocabulary import Vocabulary, text_of
 from gd_plugin.masks.bitmask import first_valid_token, legal_columns
 from gd_plugin.masks.pool import BitmaskPool
 from gd_plugin.reports.recorder import Recorder
 
-__all__ = ["Session", "StepRows", "guide_of_row", "spell"]
+__all__ = ["Session", "StepRows", "guide_of_row"]
 
 Ids = npt.NDArray[np.int64]
 
@@ -48,18 +49,6 @@ class StepRows:
 def guide_of_row(row: int, num_rows: int, num_guides: int | None) -> int:
     """Return the guide of a row: rows of one prompt lie together, whatever expanded them (beams, return sequences)."""
     return 0 if num_guides is None else row * num_guides // num_rows
-
-
-def spell(vocabulary: Vocabulary, token_ids: Iterable[int]) -> str:
-    """Return the text of tokens; half a character at the end is left out, other broken UTF-8 is replaced."""
-    data = vocabulary.decode(i for i in token_ids if i < vocabulary.vocab_size)
-    for cut in range(4):
-        try:
-            return data[: len(data) - cut].decode("utf-8")
-        except UnicodeDecodeError as error:
-            if error.reason != "unexpected end of data":
-                break
-    return data.decode("utf-8", errors="replace")
 
 
 class Session:
@@ -364,27 +353,12 @@ class Session:
                 tree.fail(node, errors[position])
             elif first < 0:
                 self.pool.give_back(row)
-                dead_end = self._dead_end_error(node)
+                tokens = node.token_ids()
+                dead_end = dead_end_error(len(tokens), text_of(self.vocabulary, tokens), row=self.nodes.index(node))
                 _log.warning("dead end: %s", dead_end)
                 tree.close(node, dead_end)
             else:
                 tree.add_mask(node, row, first)
-
-    def _dead_end_error(self, node: Node) -> DeadEndError:
-        row = self.nodes.index(node)
-        tokens = node.token_ids()
-        text = spell(self.vocabulary, tokens)
-        return DeadEndError(
-            f"row {row}: no token can follow {_tail(text)!r} after {len(tokens)} tokens; the guide allows no text that "
-            "this vocabulary can spell here, so change the guide, or pass on_dead_end='release' to go on unguided",
-            row=row,
-            num_tokens=len(tokens),
-            text=text,
-        )
-
-
-def _tail(text: str, limit: int = 60) -> str:
-    return text if len(text) <= limit else "..." + text[-limit:]
 
 
 def _check_num_guides(prompt: Ids, num_guides: int | None) -> None:

@@ -7,13 +7,15 @@ mutates, hence one in place and one into `out`). They dispatch by device: CUDA a
 masks/cpu.py, every other device the plain-torch definition in triton_kernels/reference.py.
 """
 
+from typing import Any
+
 import torch
 
 from gd_plugin.masks.arguments import check_arguments, check_out, check_row_index, unpack_shard
 from gd_plugin.masks.cpu import apply_plain_token_bitmask_cpu, apply_token_bitmask_cpu
 from gd_plugin.masks.shard import VocabShard
 
-__all__ = ["apply_token_bitmask_"]
+__all__ = ["apply_token_bitmask_", "open_banned_rows_"]
 
 
 def apply_token_bitmask_(
@@ -69,6 +71,30 @@ def apply_token_bitmask_(
             logits, bitmask, token_mask, d2t, row_index, col_start, vocab_size, out=out
         )
     return logits if out is None else out
+
+
+def open_banned_rows_(
+    logits: torch.Tensor, bitmask: torch.Tensor, guided: torch.Tensor, **arguments: Any
+) -> torch.Tensor:
+    """Where something before the guide banned every legal token of a row, let all of them through alike, in place.
+
+    Does not wait for a GPU.
+
+    Args:
+        logits: [B, N], masked already.
+        bitmask: what they were masked with.
+        guided: bool [B], rows that a mask speaks of.
+        **arguments: the others that `apply_token_bitmask_` was given.
+
+    Returns:
+        bool [B], the rows that were opened.
+    """
+    banned = (logits.amax(dim=-1) == float("-inf")) & guided
+    if logits.is_cpu and not bool(banned.any()):
+        return banned
+    legal = apply_token_bitmask_(torch.zeros_like(logits), bitmask, **arguments)
+    logits.copy_(torch.where(banned[:, None], legal, logits))
+    return banned
 
 
 def _apply(

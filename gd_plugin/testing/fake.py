@@ -14,7 +14,7 @@ from gd_plugin.grammars.backends.registry import Backend, CompiledGrammar
 from gd_plugin.grammars.matcher import GrammarMatcher, checked_row
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.guide import Guide, GuideType
-from gd_plugin.guides.report import Problem
+from gd_plugin.guides.problem import Problem
 from gd_plugin.masks.bitmask import num_mask_words, token_ids_to_words
 
 __all__ = ["FakeBackend", "FakeMatcher", "create_fake_backend"]

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 from gd_plugin.errors import InvalidGuideError
 from gd_plugin.guides.guide import Guide, GuideType
+from gd_plugin.guides.language import WRITTEN_IN_JSON
 
 __all__ = ["GuideParams", "read_guide"]
 
 _FLAT = {f"guide_{kind.value}": kind for kind in GuideType}
 _OPTIONS = ("guide_backend", "guide_reasoning", "guide_start")
 _KEYS = ("guide", *_FLAT, *_OPTIONS)
-# kinds whose value is JSON: over HTTP it comes as text
-_JSON_KINDS = frozenset({GuideType.JSON_SCHEMA, GuideType.STRUCTURAL_TAG})
 
 
 class GuideParams(NamedTuple):
@@ -103,7 +102,7 @@ def _flat_value(kind: GuideType, value: Any, key: str) -> Any:
                 f"{key} must be a list of strings, got {type(value).__name__}", keyword=key, hint='pass ["a", "b"]'
             )
         return list(value)
-    if kind in _JSON_KINDS and isinstance(value, Mapping | bool):
+    if kind in WRITTEN_IN_JSON and isinstance(value, Mapping | bool):
         return value
     if not isinstance(value, str):
         raise InvalidGuideError(f"{key} must be text, got {type(value).__name__}", keyword=key, hint="pass a string")

@@ -20,9 +20,10 @@ from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.errors import CompileTimeoutError, DeadEndError, MatcherError, TokenRejectedError
 from gd_plugin.grammars.backends.registry import CompiledGrammar
 from gd_plugin.grammars.batch import fill_next_token_bitmasks
+from gd_plugin.grammars.dead_ends import dead_end_error
 from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.grammars.vocabulary import Vocabulary
-from gd_plugin.masks.apply import apply_token_bitmask_
+from gd_plugin.masks.apply import apply_token_bitmask_, open_banned_rows_
 from gd_plugin.masks.bitmask import first_valid_tokens, num_mask_words, token_ids_to_words
 from gd_plugin.masks.buffers import MaskBuffers
 from gd_plugin.masks.device import open_device
@@ -30,8 +31,6 @@ from gd_plugin.masks.device import open_device
 __all__ = ["GuidedRow", "RowMasks"]
 
 _log = logging.getLogger(__name__)
-
-_NEGATIVE_INFINITY = float("-inf")
 
 
 class GuidedRow:
@@ -169,11 +168,7 @@ class GuidedRow:
 
     def dead_end(self) -> DeadEndError:
         """Say that nothing can follow."""
-        return DeadEndError(
-            f"no token can follow after {self.num_seen} tokens: the guide allows no text that this vocabulary can "
-            "spell here, so change the guide",
-            num_tokens=self.num_seen,
-        )
+        return dead_end_error(self.num_seen)
 
 
 class RowMasks:
@@ -268,6 +263,4 @@ class RowMasks:
             if state.may_conflict and not state.warned:
                 state.warned = True
                 _log.info("a guided request has parameters that ban tokens; where they leave none, the guide wins")
-        banned = (logits.amax(dim=-1) == _NEGATIVE_INFINITY) & (arguments["row_index"] >= 0)
-        legal = apply_token_bitmask_(torch.zeros_like(logits), bitmask, **arguments)
-        logits.copy_(torch.where(banned[:, None], legal, logits))
+        open_banned_rows_(logits, bitmask, arguments["row_index"] >= 0, **arguments)

@@ -43,7 +43,7 @@ from gd_plugin.guides.grammar import to_lark
 from gd_plugin.guides.guide import Guide, GuideType
 from gd_plugin.guides.language import TEXT_KINDS, language_of
 from gd_plugin.guides.limits import compile_weight, num_written_positions
-from gd_plugin.guides.report import Problem
+from gd_plugin.guides.problem import Problem
 from gd_plugin.guides.schema import schema_problems, schema_to_lark
 from gd_plugin.guides.structural_lark import lexer_conflict, to_structural_lark
 

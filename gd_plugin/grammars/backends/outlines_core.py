@@ -34,7 +34,7 @@ from gd_plugin.guides.expression import NOTHING, Literal, Node, sequence, to_rus
 from gd_plugin.guides.grammar import to_regular
 from gd_plugin.guides.guide import Guide
 from gd_plugin.guides.language import TEXT_KINDS, language_of, unused_character
-from gd_plugin.guides.report import Problem
+from gd_plugin.guides.problem import Problem
 
 __all__ = ["OutlinesCoreBackend", "OutlinesCoreMatcher", "create_backend"]
 

@@ -13,7 +13,7 @@ from gd_plugin.errors import BackendNotInstalledError
 from gd_plugin.grammars.matcher import GrammarMatcher
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.guide import Guide, GuideType
-from gd_plugin.guides.report import Problem
+from gd_plugin.guides.problem import Problem
 from gd_plugin.guides.structural_tag import embedded_schemas
 
 __all__ = [

@@ -42,7 +42,7 @@ from gd_plugin.guides.grammar import to_xgrammar_ebnf
 from gd_plugin.guides.guide import Guide, GuideType
 from gd_plugin.guides.language import TEXT_KINDS, is_regular, language_of
 from gd_plugin.guides.limits import compile_weight, num_written_positions
-from gd_plugin.guides.report import Problem
+from gd_plugin.guides.problem import Problem
 from gd_plugin.guides.schema import normal_form, schema_problems
 from gd_plugin.guides.structural_tag import has_inner_free_text, to_engine_format
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal as OneOf
 
 from gd_plugin.errors import GuideTooLargeError
-from gd_plugin.guides.report import Problem
+from gd_plugin.guides.problem import Problem
 from gd_plugin.guides.schema.languages import text
 from gd_plugin.guides.schema.members import MAX_UNORDERED, PropertyOrder, is_orderable, members, when
 from gd_plugin.guides.schema.number_language import number_language

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gd_plugin.errors import GuideTooLargeError, UnsatisfiableGuideError, UnsupportedGuideError
-from gd_plugin.guides.report import Problem
+from gd_plugin.guides.problem import Problem
 from gd_plugin.guides.schema.branches import MAX_UNIQUE, MAX_WANTED, Branch, GraphView, least
 from gd_plugin.guides.schema.document import Document
 from gd_plugin.guides.schema.languages import EMPTY, Language, Words, alt

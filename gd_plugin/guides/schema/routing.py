@@ -9,7 +9,7 @@ from dataclasses import replace
 from gd_plugin.config import GuidedDecodingConfig
 from gd_plugin.errors import GuideError, UnsupportedGuideError
 from gd_plugin.guides.caching import text_cache
-from gd_plugin.guides.report import Problem
+from gd_plugin.guides.problem import Problem
 from gd_plugin.guides.schema.emit import to_llguidance, unordered_problems
 from gd_plugin.guides.schema.graph import build_graph
 from gd_plugin.guides.schema.shapes import Normal

@@ -6,7 +6,7 @@ contains is not generated. There are no references, negations or intersections l
 
 from dataclasses import dataclass, field
 
-from gd_plugin.guides.report import Problem
+from gd_plugin.guides.problem import Problem
 from gd_plugin.guides.schema.languages import Language
 from gd_plugin.guides.schema.numbers import Numbers
 
