@@ -40,6 +40,70 @@ CASES = {
     "multipleOf decimal": ({"type": "number", "multipleOf": 2.5, "minimum": 0}, [0, 2.5, 3, 5, 7.5, 10, 12]),
     "minLength": ({"type": "string", "minLength": 2, "maxLength": 3}, ["a", "ab", "a\nb", "\U0001f600" * 3, "abcd"]),
     "pattern": ({"type": "string", "pattern": "a+b"}, ["xaab", "ab", "ba", "aXb"]),
+    "dependentSchemas evaluate nothing of an array": (
+        {"unevaluatedItems": False, "dependentSchemas": {"a": {"items": True}}},
+        [[], [1], {"a": 1}, {}],
+    ),
+    "prefixItems of dependentSchemas": (
+        {"unevaluatedItems": {"type": "null"}, "dependentSchemas": {"a": {"prefixItems": [True]}}},
+        [[], [1], [None], {"a": 1}],
+    ),
+    "unevaluatedProperties inside": (
+        {"unevaluatedProperties": False, "allOf": [{"unevaluatedProperties": {"type": "string"}}]},
+        [{}, {"b": "s"}, {"b": 1}],
+    ),
+    "unevaluatedProperties inside a part that holds": (
+        {"unevaluatedProperties": False, "anyOf": [{"unevaluatedProperties": True, "required": ["a"]}, {"required": ["z"]}]},
+        [{"a": 1, "b": 2}, {"z": 1}, {}],
+    ),
+    "unevaluatedItems inside": (
+        {"unevaluatedItems": False, "$ref": "#/$defs/t", "$defs": {"t": {"prefixItems": [True], "unevaluatedItems": {"type": "integer"}}}},
+        [[], ["a"], ["a", 1], ["a", "b"]],
+    ),
+    "const past binary floats": ({"const": 1e23}, [1e23, 10**23, int(1e23), 1e22]),
+    "const of many digits": ({"enum": [7.012826629078087e16, 5e-324, 1e-100, 1e300]}, [7.012826629078087e16, 5e-324, 1e-100, 1e300, 0, 7.0128266290780872e16 + 16]),
+    "const integer past binary floats": ({"const": 10**23}, [10**23, 1e23, int(1e23)]),
+    "oneOf with a pattern that dialects read differently": (
+        {"oneOf": [{"pattern": "^\\w$"}, {"enum": ["\u00e9", "--"]}]},
+        ["\u00e9", "a", "--", "-"],
+    ),
+    "if for each value of a key": (
+        {
+            "type": "object",
+            "properties": {"k": {"enum": [f"o{i}" for i in range(30)]}, "v": True},
+            "required": ["k"],
+            "allOf": [
+                {"if": {"properties": {"k": {"const": f"o{i}"}}, "required": ["k"]}, "then": {"properties": {"v": {"const": i}}}}
+                for i in range(29)
+            ],
+        },
+        [{"k": "o3"}, {"k": "o3", "v": 3}, {"k": "o3", "v": 4}, {"k": "o29", "v": 4}, {"k": "x"}, {"v": 3}],
+    ),
+    "if for each value of a key that may be missing": (
+        {
+            "properties": {"k": {"type": "string"}, "v": True},
+            "allOf": [
+                {"if": {"properties": {"k": {"enum": [f"o{i}", f"p{i}"]}}}, "then": {"required": [f"r{i}"]}}
+                for i in range(12)
+            ],
+        },
+        [{"k": "o3"}, {"k": "p3", "r3": 3}, {"k": "x"}, {"k": 1}, {"v": 1}, {f"r{i}": 1 for i in range(12)}, 5, "o3"],
+    ),
+    "oneOf told apart by a key": (
+        {
+            "oneOf": [
+                {"$ref": "#/$defs/d"} if i == 7 else
+                {"type": "object", "properties": {"t": {"const": f"k{i}"}, "v": {"minimum": i}}, "required": ["t"]}
+                for i in range(60)
+            ],
+            "$defs": {"d": {"type": "object", "properties": {"t": {"enum": ["k7", "seven"]}}, "required": ["t"]}},
+        },
+        [{"t": "k3", "v": 3}, {"t": "k3", "v": 2}, {"t": "seven", "v": 0}, {"t": "x"}, {"v": 3}],
+    ),
+    "oneOf told apart by a key that may be missing": (
+        {"oneOf": [{"type": "object", "properties": {"t": {"const": str(i)}}} for i in range(3)]},
+        [{"t": "1"}, {}, {"t": "3"}],
+    ),
     "pattern and length": ({"type": "string", "pattern": "^[bc]+$", "maxLength": 3}, ["bcb", "bcbc", "x", ""]),
     "look-ahead": ({"type": "string", "pattern": "^(?!foo)[a-z]+$"}, ["foo", "food", "fo", "bar"]),
     "format date": ({"type": "string", "format": "date"}, ["2024-02-29", "2023-02-29", "2024-04-31", "0000-01-01"]),
@@ -426,3 +490,31 @@ def test_xgrammar_is_not_given_what_it_does_not_enforce(name):
     pytest.importorskip("xgrammar")
     problems = schema_problems(json.dumps(CASES[name][0]), gd.GuidedDecodingConfig(), "xgrammar")
     assert problems
+
+
+def test_a_reference_whose_meaning_depends_on_the_way_to_it_is_refused():
+    tree = {"$id": "t", "$recursiveAnchor": True, "items": {"$recursiveRef": "#"}}
+    schema = {
+        "$schema": "https://json-schema.org/draft/2019-09/schema",
+        "$id": "https://example.org/s",
+        "$recursiveAnchor": True,
+        "$ref": "t",
+        "maxItems": 1,
+        "$defs": {"t": tree},
+    }
+    with pytest.raises(gd.UnsupportedGuideError, match="recursiveAnchor") as caught:
+        Texts(schema)
+    assert caught.value.pointer == "#/$defs/t/items/$recursiveRef"
+    # with one anchor there is one meaning
+    assert Texts({**schema, "$recursiveAnchor": False}).admits("[[1,2]]")
+
+
+def test_texts_that_must_be_very_long_are_refused():
+    with pytest.raises(gd.UnsupportedGuideError, match="characters"):
+        Texts({"type": "string", "minLength": 1_000_000})
+
+
+def test_thousands_of_numbers_take_their_usual_spelling():
+    texts = Texts({"enum": [*range(0, 30_000, 3), 0.5]})
+    assert all(texts.admits(text) for text in ("0", "3", "29997", "0.5"))
+    assert not any(texts.admits(text) for text in ("1", "29998", "3.0", "5e-1"))

@@ -70,7 +70,8 @@ def _read_contains(reader: "Reader", place: Subschema, scopes: Scopes) -> Conjun
     modern = place.draft >= 2019
     low = count_at(place, "minContains") if modern and "minContains" in place.value else 1
     high = count_at(place, "maxContains") if modern and "maxContains" in place.value else None
-    if low == 0 and high is None:
+    if low == 0 and high is None and not (scopes and place.draft >= 2020):
+        # nothing is asked; since 2020-12 unevaluatedItems knows which items it holds for
         return ()
     other = reader.invert(item) if high is not None else ()
     return (ContainsItem(item, other, low, high, f"{place.pointer}/contains"),)

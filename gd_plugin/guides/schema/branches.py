@@ -107,19 +107,27 @@ def _split(extras: list[Extra], language: Language, mark: int) -> list[Extra]:
 
 @dataclass
 class Branch:
-    """A conjunction of atoms, by type. `copy` before a choice."""
+    """A conjunction of atoms, by type. `copy` before a choice.
+
+    Attributes:
+        is_loose: texts that only some dialects take may be left, where none is that all take.
+        tags: of members that are fixed texts, those that are allowed (None: all) and those that are not.
+    """
 
     types: frozenset[str] = ALL_TYPES
     bools: frozenset[bool] = frozenset({True, False})
     numbers: Numbers = ANY_NUMBER
     number_pointer: str = ""
     texts: list[Language] = field(default_factory=list)
+    wide_texts: list[Language] = field(default_factory=list)
+    is_loose: bool = False
     items: list[Items] = field(default_factory=list)
     item_count: ItemCount = field(default_factory=ItemCount)
     contains: list[ContainsItem] = field(default_factory=list)
     unique: Unique | None = None
     members: list[Members] = field(default_factory=list)
     required: dict[str, None] = field(default_factory=dict)
+    tags: dict[str, tuple[frozenset[str] | None, frozenset[str]]] = field(default_factory=dict)
     member_count: MemberCount = field(default_factory=MemberCount)
     keys: list[Conjunction] = field(default_factory=list)
     keys_outside: list[KeyOutside] = field(default_factory=list)
@@ -130,8 +138,9 @@ class Branch:
     def copy(self) -> "Branch":
         """An independent branch with the same atoms."""
         return Branch(
-            self.types, self.bools, self.numbers, self.number_pointer, list(self.texts), list(self.items),
-            self.item_count, list(self.contains), self.unique, list(self.members), dict(self.required),
+            self.types, self.bools, self.numbers, self.number_pointer, list(self.texts), list(self.wide_texts),
+            self.is_loose, list(self.items), self.item_count, list(self.contains), self.unique, list(self.members),
+            dict(self.required), dict(self.tags),
             self.member_count, list(self.keys), list(self.keys_outside), list(self.unevaluated), list(self.refused),
             self.closes,
         )  # fmt: skip
@@ -149,10 +158,13 @@ class Branch:
             self._drop_if("number", self.numbers.is_empty())
         elif isinstance(term, Text):
             self.texts.append(term.language)
+            if term.wide is not None or self.wide_texts:
+                self.wide_texts = [*(self.wide_texts or self.texts[:-1]), term.wide or term.language]
             # others meet once, when the branch is complete: there may be hundreds
             if any(isinstance(language, Words) for language in (self.texts[0], term.language)):
                 self.texts = [both(*self.texts)]
-                self._drop_if("string", self.texts[0] == EMPTY)
+                if "string" in self.types and self.texts[0] == EMPTY:
+                    self._drop_texts()
         elif isinstance(term, ItemCount):
             self.item_count = ItemCount(max(self.item_count.low, term.low), least(self.item_count.high, term.high))
             self._drop_if("array", _crossed(self.item_count))
@@ -163,12 +175,14 @@ class Branch:
             self._drop_if("object", _crossed(self.member_count))
         elif isinstance(term, Required):
             self.required.update(dict.fromkeys(term.keys))
+            self._drop_if("object", any(map(self._is_wrongly_tagged, term.keys)))
         elif isinstance(term, Unique):
             self.unique = term
         elif isinstance(term, Items):
             self.items.append(term)
         elif isinstance(term, Members):
             self.members.append(term)
+            self._drop_if("object", any(self._is_wrongly_tagged(key) for key, _ in term.named))
         elif isinstance(term, ContainsItem):
             self.contains.append(term)
         elif isinstance(term, Keys):
@@ -180,6 +194,22 @@ class Branch:
         elif isinstance(term, Refuse):
             self.refused.append(term)
         return bool(self.types)
+
+    def tag(self, key: str, texts: frozenset[str], holds: bool) -> None:
+        """Learn that the value of a member, if there is one, is among fixed texts (`holds`), or is none of them."""
+        allowed, excluded = self.tags.get(key, (None, frozenset()))
+        if holds:
+            allowed = texts if allowed is None else allowed & texts
+        self.tags[key] = (allowed, excluded if holds else excluded | texts)
+
+    def _is_wrongly_tagged(self, key: str) -> bool:
+        """Whether a member must be there and has no value. The graph would find out too, for each way of its own."""
+        allowed, excluded = self.tags.get(key, (None, frozenset()))
+        return key in self.required and allowed is not None and allowed <= excluded
+
+    def _drop_texts(self) -> None:
+        self.types -= {"string"}
+        self.is_loose |= bool(self.wide_texts) and is_empty(both(*self.wide_texts)) is not True
 
     def _drop_if(self, name: str, dead: bool) -> None:
         if dead:
@@ -205,6 +235,8 @@ class Branch:
             language = both(*self.texts)
             if is_empty(language) is not True:
                 yield TextShape(language)
+            else:
+                self._drop_texts()
         if "array" in self.types:
             shape = self._array_shape(graph)
             if shape is not None:
@@ -237,16 +269,15 @@ class Branch:
             )
         prefix = [_join(self._item(entry, place) for entry in entries) for place in range(length)]
         rest = _join(entry.rest or () for entry in entries)
-        for term in self.unevaluated:
-            if term.keyword == "unevaluatedItems":
-                seen = [entry for entry in entries if term.scope in entry.scopes]
-                if any(entry.rest is not None for entry in seen):
-                    continue
-                if self.contains:
-                    raise refusal(term.pointer, term.keyword, "beside contains has no normal form")
-                known = max((len(entry.prefix) for entry in seen), default=0)
-                prefix[known:] = [_join((items, term.conjunction)) for items in prefix[known:]]
-                rest = _join((rest, term.conjunction))
+        for term in self._left("unevaluatedItems"):
+            seen = [entry for entry in entries if term.scope in entry.scopes]
+            if any(entry.rest is not None for entry in seen):
+                continue
+            if self.contains:
+                raise refusal(term.pointer, term.keyword, "beside contains has no normal form")
+            known = max((len(entry.prefix) for entry in seen), default=0)
+            prefix[known:] = [_join((items, term.conjunction)) for items in prefix[known:]]
+            rest = _join((rest, term.conjunction))
         low, high = self.item_count.low, self.item_count.high
         if NEVER[0] in rest:
             high = least(high, len(prefix))
@@ -372,12 +403,18 @@ class Branch:
                 parts.append(entry.additional)
             if sure or entry.additional is not None:
                 evaluated.update(entry.scopes)
-        for term in self.unevaluated:
-            if term.keyword == "unevaluatedProperties" and term.scope not in evaluated:
+        for term in self._left("unevaluatedProperties"):
+            if term.scope not in evaluated:
                 parts.append(term.conjunction)
         if not mentioned and key not in self.required and self._is_closed():
             parts.append(NEVER)
         return _join(parts)
+
+    def _left(self, keyword: str) -> list[Unevaluated]:
+        """The terms of a keyword, but for those to which another of them has left nothing."""
+        terms = [term for term in self.unevaluated if term.keyword == keyword]
+        done = {scope for term in terms for scope in term.scopes}
+        return [term for term in terms if term.scope not in done]
 
     def _is_closed(self) -> bool:
         return (
@@ -429,8 +466,8 @@ class Branch:
                 parts.append(entry.additional)
             if found or entry.additional is not None:
                 evaluated.update(entry.scopes)
-        for term in self.unevaluated:
-            if term.keyword == "unevaluatedProperties" and term.scope not in evaluated:
+        for term in self._left("unevaluatedProperties"):
+            if term.scope not in evaluated:
                 parts.append(term.conjunction)
         if not matched and self._is_closed():
             parts.append(NEVER)

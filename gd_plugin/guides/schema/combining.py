@@ -66,12 +66,18 @@ def _read_one_of(reader: "Reader", place: Subschema, scopes: Scopes) -> Conjunct
     # keywords beside oneOf help to prove that its parts exclude each other
     beside = reader.plain_terms(place)
     options = [list(scoped(part, scopes)) for part in parts]
+    tags = [reader.tags(part) for part in parts]
     for index, part in enumerate(parts):
         for other in range(index):
-            if reader.overlap(beside, part, parts[other]):
+            if not _exclude(tags[index], tags[other]) and reader.overlap(beside, part, parts[other]):
                 options[index].extend(reader.invert(parts[other]))
                 options[other].extend(reader.invert(part))
     return (Choice(tuple(map(tuple, options))),)
+
+
+def _exclude(some: dict[str, frozenset[str]], others: dict[str, frozenset[str]]) -> bool:
+    """Whether objects with these members are told apart by one of them."""
+    return any(key in others and texts.isdisjoint(others[key]) for key, texts in some.items())
 
 
 def _not_one_of(reader: "Reader", place: Subschema) -> list[Conjunction]:
@@ -123,7 +129,8 @@ def _read_dependencies(reader: "Reader", place: Subschema, scopes: Scopes) -> Co
             for key, value in object_at(place, keyword).items():
                 terms = _dependency(reader, place, keyword, key, value, scopes)
                 absent = Members(((key, NEVER),), declares=False)
-                found.append(Choice(((without_type("object"),), (absent,), (Required((key,)), *terms))))
+                present = (Types(frozenset({"object"})), Required((key,)), *terms)
+                found.append(Choice(((without_type("object"),), (absent,), present)))
     return tuple(found)
 
 

@@ -67,6 +67,7 @@ class Document:
         self._resources: dict[str, Subschema] = {"": self.root, self.root.base: self.root}
         self._anchors: dict[tuple[str, str], Subschema] = {}
         self._dynamic: dict[str, list[Subschema]] = {}
+        self._recursive: set[str] = set()
         self._index()
 
     def _enter(self, parent: Subschema, value: Any, *path: str | int) -> Subschema:
@@ -98,6 +99,8 @@ class Document:
             value = place.value
             if isinstance(value, dict):
                 self._resources.setdefault(place.base, place)
+                if value.get("$recursiveAnchor") is True:
+                    self._recursive.add(place.base)
                 for key in ("$anchor", "$dynamicAnchor", "id" if place.draft == 4 else "$id"):
                     name = value.get(key)
                     if isinstance(name, str) and (key.endswith("nchor") or name.startswith("#")):
@@ -173,6 +176,13 @@ class Document:
                 pointer=pointer,
                 keyword=keyword,
                 hint="put the schema it names under $defs, or correct the reference",
+            )
+        if keyword == "$recursiveRef" and uri in self._recursive and len(self._recursive) > 1:
+            raise UnsupportedGuideError(
+                f"{pointer}: several schemas have $recursiveAnchor, so what is meant depends on the way to it",
+                pointer=pointer,
+                keyword=keyword,
+                hint="use $ref, which names one place",
             )
         return target
 

@@ -25,7 +25,7 @@ from gd_plugin.guides.schema.shapes import (
     Shape,
     TextShape,
 )
-from gd_plugin.guides.schema.terms import Bools, Choice, Conjunction, Num, SchemaTerm, Text, Types
+from gd_plugin.guides.schema.terms import Bools, Choice, Conjunction, Members, Num, SchemaTerm, Text, Types
 
 __all__ = ["build_graph"]
 
@@ -55,6 +55,8 @@ class _Graph:
         self._numbers: dict[Conjunction, int] = {}
         self._conjunctions: list[Conjunction] = []
         self._shapes: dict[int, tuple[Shape, ...]] = {}
+        # nodes with texts that only some dialects take: no proof that a value is impossible
+        self._loose: set[int] = set()
         self._overlaps: dict[Conjunction, bool] = {}
         self._test_limit: int | None = None
         self.steps = 0
@@ -80,15 +82,18 @@ class _Graph:
         """The alternatives of a node."""
         if number not in self._shapes:
             found: dict[Shape, None] = {}
-            for count, branch in enumerate(self._branches(self._conjunctions[number]), 1):
+            for count, branch in enumerate(self._branches(number), 1):
                 if count > _MAX_BRANCHES:
                     raise _too_large("alternatives of one value", count)
                 for shape in branch.shapes(self._view):
                     found[shape] = None
+                if branch.is_loose:
+                    self._loose.add(number)
             self._shapes[number] = _merge_texts(list(found))
         return self._shapes[number]
 
-    def _branches(self, conjunction: Conjunction) -> Iterator[Branch]:
+    def _branches(self, number: int) -> Iterator[Branch]:
+        conjunction = self._conjunctions[number]
         start = Branch(closes=self.closes)
         Pending = tuple[Branch, list[object], list[Choice], frozenset[SchemaTerm]]
         stack: list[Pending] = [(start, list(reversed(conjunction)), [], frozenset())]
@@ -114,8 +119,14 @@ class _Graph:
                     elif () not in term.options or any(_has_scopes(option) for option in term.options):
                         choices.append(term)
                 else:
+                    if isinstance(term, Members):
+                        for key, value in term.named:
+                            if (fixed := self.reader.fixed_texts(value)) is not None:
+                                branch.tag(key, *fixed)
                     alive = branch.narrow(term)  # type: ignore[arg-type]
             if not alive:
+                if branch.is_loose:
+                    self._loose.add(number)
                 continue
             if not choices:
                 yield branch
@@ -147,7 +158,8 @@ class _Graph:
     def _may_hold(self, number: int, depth: int) -> bool:
         if depth == 0:
             return True
-        return any(self._shape_may_hold(shape, depth) for shape in self.shapes(number))
+        shapes = self.shapes(number)
+        return number in self._loose or any(self._shape_may_hold(shape, depth) for shape in shapes)
 
     def _shape_may_hold(self, shape: Shape, depth: int) -> bool:
         if isinstance(shape, ObjectShape):

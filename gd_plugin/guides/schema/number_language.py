@@ -65,6 +65,8 @@ _MAX_SPELLED_EXPONENT = 199
 # integers up to it have a binary float of their own
 _EXACT_INTEGERS = 1 << 53
 _ZERO = Fraction(0)
+# fixed values that are spelled in every way
+_MAX_SPELLED = 5_000
 # values in a row from which they are a range
 _LONG_RUN = 10
 
@@ -267,7 +269,9 @@ def _magnitudes(low: Fraction, over: bool, high: Fraction | None, under: bool, t
 
 
 def _listed(values: list[Fraction]) -> Language:
-    """Spellings of fixed values; runs of integers as ranges."""
+    """Spellings of fixed values; runs of integers as ranges. Of very many, the usual spelling alone."""
+    if len(values) > _MAX_SPELLED:
+        return words(str(value) if value.denominator == 1 else repr(float(value)) for value in values)
     parts: list[Language] = []
     start = 0
     for place, value in enumerate(values, 1):
@@ -353,14 +357,22 @@ def _spelling(value: Fraction) -> Language:
     """All plain and normalised scientific spellings of one number."""
     if value == 0:
         return cat(SIGN, text("0"), NO_FRACTION, alt(EPSILON, cat(_E, _ANY_SIGN, repeat(DIGIT, 1, 2))))
-    whole, fraction = decimal(abs(value))
-    plain = cat(text(f"{whole}.{fraction}"), ZEROS) if fraction else cat(text(whole), NO_FRACTION)
-    digits = (whole + fraction).lstrip("0").rstrip("0")
-    exponent = len(whole) - 1 if whole != "0" else -(len(fraction) - len(fraction.lstrip("0")) + 1)
     if value.denominator == 1 and _inner(value, False, up=True) != value:
         return text(str(value))
-    parts = [plain]
-    if abs(exponent) <= _MAX_EXPONENT:
-        mantissa = cat(text(f"{digits[0]}.{digits[1:]}"), ZEROS) if digits[1:] else cat(text(digits), NO_FRACTION)
-        parts.append(cat(mantissa, _E, _exponents((exponent,))))
+    whole, fraction = decimal(abs(value))
+    parts = [cat(text(f"{whole}.{fraction}"), ZEROS) if fraction else cat(text(whole), NO_FRACTION)]
+    parts.append(_normalised(whole, fraction))
+    if (printed := _printed(abs(value), up=False)) != abs(value) or (printed := _printed(abs(value), up=True)) != abs(
+        value
+    ):
+        # a float, as it is printed
+        parts.append(_normalised(*decimal(printed)))
     return cat(text("-") if value < 0 else EPSILON, alt(*parts))
+
+
+def _normalised(whole: str, fraction: str) -> Language:
+    """`d.ddd` and an exponent, of the number with these digits before and behind the point."""
+    digits = (whole + fraction).lstrip("0").rstrip("0")
+    exponent = len(whole) - 1 if whole != "0" else -(len(fraction) - len(fraction.lstrip("0")) + 1)
+    mantissa = cat(text(f"{digits[0]}.{digits[1:]}"), ZEROS) if digits[1:] else cat(text(digits), NO_FRACTION)
+    return cat(mantissa, _E, _exponents((exponent,)))

@@ -38,6 +38,8 @@ _SINCE = {
     ),
     **dict.fromkeys(("prefixItems", "$dynamicRef"), 2020),
 }
+# references in a row, from the part of a oneOf to what it says
+_MOST_REFERENCES = 8
 _UNTIL = {"dependencies": 7, "$recursiveRef": 2019}
 
 
@@ -60,6 +62,7 @@ class Reader:
         self._places: list[Subschema] = []
         self._numbers: dict[tuple[str, str], int] = {}
         self._read: dict[SchemaTerm, Conjunction] = {}
+        self._fixed: dict[int, frozenset[str] | None] = {}
 
     def term(self, place: Subschema) -> Conjunction:
         """The term for a subschema; nothing for one that says nothing."""
@@ -136,7 +139,8 @@ class Reader:
         for keyword in ("unevaluatedProperties", "unevaluatedItems"):
             if keyword in keywords:
                 conjunction = self.child(place, place.value[keyword], keyword)
-                found.append(Unevaluated(keyword, term.index, conjunction, f"{place.pointer}/{keyword}"))
+                pointer = f"{place.pointer}/{keyword}"
+                found.append(Unevaluated(keyword, term.index, conjunction, pointer, term.scopes))
         return tuple(found)
 
     def _negation(self, place: Subschema) -> Conjunction:
@@ -196,6 +200,49 @@ class Reader:
                 keyword=path[0],
                 hint="correct the pattern; patterns in a schema are ECMA-262 expressions",
             ) from error
+
+    def fixed_texts(self, conjunction: Conjunction) -> tuple[frozenset[str], bool] | None:
+        """Of a subschema that lists texts and says nothing else: the texts, and whether it is to hold."""
+        if conjunction == NEVER:
+            return frozenset(), True
+        if len(conjunction) != 1 or not isinstance(conjunction[0], SchemaTerm):
+            return None
+        term = conjunction[0]
+        if term.index not in self._fixed:
+            self._fixed[term.index] = self._listed_texts(self._places[term.index])
+        texts = self._fixed[term.index]
+        return None if texts is None else (texts, term.positive)
+
+    def _listed_texts(self, place: Subschema) -> frozenset[str] | None:
+        keywords = set(self.keywords(place)) - {"type"}
+        if len(keywords) != 1 or not keywords <= {"const", "enum"} or place.value.get("type", "string") != "string":
+            return None
+        values = [place.value["const"]] if keywords == {"const"} else place.value["enum"]
+        listed = isinstance(values, list) and all(isinstance(value, str) for value in values)
+        return frozenset(values) if listed else None
+
+    def tags(self, conjunction: Conjunction) -> dict[str, frozenset[str]]:
+        """The members that an object of a subschema must have, and that are fixed texts; none where others may be."""
+        if len(conjunction) != 1 or not isinstance(conjunction[0], SchemaTerm) or not conjunction[0].positive:
+            return {}
+        place = self._places[conjunction[0].index]
+        for _ in range(_MOST_REFERENCES):
+            if self.keywords(place) != ["$ref"]:
+                break
+            place = self.document.resolve(place, "$ref", place.value["$ref"])
+        value = place.value
+        if not isinstance(value, dict) or not {"type", "properties", "required"} <= set(self.keywords(place)):
+            return {}
+        named, required = value["properties"], value["required"]
+        if value["type"] != "object" or not isinstance(named, dict) or not isinstance(required, list):
+            return {}
+        found = {}
+        for key in required:
+            if isinstance(key, str) and key in named:
+                fixed = self.fixed_texts(self.child(place, named[key], "properties", key))
+                if fixed is not None:
+                    found[key] = fixed[0]
+        return found
 
     def overlap(self, *terms: Conjunction) -> bool:
         """Whether a value may satisfy all of them; False is a proof that none does."""

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["ASSERTIONS", "NEGATIONS"]
 
 
-_LONGEST = 1 << 20
+# states that a text of that many characters goes through are kept, a kilobyte each
+_LONGEST = 1 << 16
 
 
 def _type_terms(names: set[str], negative: bool, draft: int) -> Conjunction:
@@ -110,7 +111,9 @@ def _not_length(keyword: str) -> Negation:
 
 def _read_pattern(reader: "Reader", place: Subschema, scopes: Scopes) -> Conjunction:
     pattern = reader.pattern(place, place.value["pattern"], "pattern")
-    return (pattern if isinstance(pattern, Refuse) else Text(pattern.narrow),)
+    if isinstance(pattern, Refuse):
+        return (pattern,)
+    return (Text(pattern.narrow, None if pattern.wide == pattern.narrow else pattern.wide),)
 
 
 def _not_pattern(reader: "Reader", place: Subschema) -> list[Conjunction]:

@@ -73,9 +73,14 @@ class Num:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A string is a member of the language."""
+    """A string is a member of the language.
+
+    Attributes:
+        wide: where dialects read a pattern differently, the texts that some of them take; None is `language`.
+    """
 
     language: Language
+    wide: Language | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +170,18 @@ class KeyOutside:
 
 @dataclass(frozen=True, slots=True)
 class Unevaluated:
-    """What a schema's unevaluatedProperties or unevaluatedItems says of what it and its parts do not evaluate."""
+    """What a schema's unevaluatedProperties or unevaluatedItems says of what it and its parts do not evaluate.
+
+    Attributes:
+        scope: the schema.
+        scopes: schemas around it with such keywords, for which all is evaluated then.
+    """
 
     keyword: str
     scope: int
     conjunction: "Conjunction"
     pointer: str
+    scopes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

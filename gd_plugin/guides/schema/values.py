@@ -92,4 +92,9 @@ def other_value_terms(values: list[Any], pointer: str, keyword: str) -> Conjunct
 
 
 def _numbers(values: list[Any]) -> frozenset[Fraction]:
-    return frozenset(read_number(value) for value in values if scalar_type(value) == "number")
+    # programs compare a float that is a whole number by its binary value: 10**23 is not 1e23
+    return frozenset(
+        Fraction(value) if isinstance(value, float) and value.is_integer() else read_number(value)
+        for value in values
+        if scalar_type(value) == "number"
+    )
