@@ -104,6 +104,11 @@ CASES = {
         {"oneOf": [{"type": "object", "properties": {"t": {"const": str(i)}}} for i in range(3)]},
         [{"t": "1"}, {}, {"t": "3"}],
     ),
+    "not multipleOf a fraction": (
+        {"type": "number", "not": {"multipleOf": 1.5}},
+        [0, 1, 1.5, 3, 2.5, -39132341580705533, 3 * 10**18, 10**14],
+    ),
+    "not multipleOf an integer": ({"type": "integer", "not": {"multipleOf": 3}}, [0, 1, 3, 10**18, 3 * 10**18]),
     "pattern and length": ({"type": "string", "pattern": "^[bc]+$", "maxLength": 3}, ["bcb", "bcbc", "x", ""]),
     "look-ahead": ({"type": "string", "pattern": "^(?!foo)[a-z]+$"}, ["foo", "food", "fo", "bar"]),
     "format date": ({"type": "string", "format": "date"}, ["2024-02-29", "2023-02-29", "2024-04-31", "0000-01-01"]),

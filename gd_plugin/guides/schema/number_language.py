@@ -114,7 +114,9 @@ def _language(numbers: Numbers) -> Language:
         parts.append(multiples(numbers.multiple))
     for step in numbers.not_multiples:
         parts.append(negate(multiples(step)))
-        parts.append(cat(SIGN, INTEGER, FRACTION))
+        # readers divide by a step that is no whole number as floats, of which large ones are multiples of anything
+        short = alt(text("0"), cat(NONZERO, repeat(DIGIT, 0, _SAFE_DIGITS - 1)))
+        parts.append(cat(SIGN, INTEGER if step.denominator == 1 else short, FRACTION))
     for value in sorted(numbers.excluded):
         parts.append(negate(_spelling(value)))
     return both(*parts)
