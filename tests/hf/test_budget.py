@@ -50,13 +50,13 @@ def walk(processor: gd.GuidedLogitsProcessor, budget: int, seed: int) -> list[in
 
 
 def test_random_walks_close_within_any_budget_from_the_minimum_up(kit: Kit, minima: dict[str, int]) -> None:
-    rng = random.Random(0)
+    rng, vocabulary = random.Random(0), gd.Vocabulary.from_tokenizer(kit.tokenizer)
     for seed in range(WALKS):
         case = CASES[seed % len(CASES)]
         budget = minima[case.name] + rng.choice([0, 0, 1, 2, 5])
         tokens = walk(processor_for(kit, case.guide, budget), budget, seed)
         assert tokens[-1] == EOS, (case, budget, seed)
-        text = gd.Vocabulary.from_tokenizer(kit.tokenizer).decode(tokens[:-1]).decode()
+        text = vocabulary.decode(tokens[:-1]).decode()
         assert case.is_complete(text), (case, budget, text)
 
 
