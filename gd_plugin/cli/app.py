@@ -61,12 +61,20 @@ def run(arguments: Sequence[str]) -> int:
         error.show(file=sys.stderr)
         return _USAGE_ERROR
     except BrokenPipeError:
-        # nothing more can be written; without this the interpreter would complain at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _close_standard_output()
         return _BROKEN_PIPE
+    except OSError as error:  # files that are read or written have messages of their own
+        _close_standard_output()
+        _complain(UserError(f"standard output: {error.strerror or error}"))
+        return _USAGE_ERROR
     except (UserError, GuidedDecodingError, ImportError, MemoryError) as error:
         _complain(error)
         return _USAGE_ERROR
+
+
+def _close_standard_output() -> None:
+    """Let nothing more be written: the interpreter would complain of it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(error: BaseException) -> None:

@@ -126,7 +126,7 @@ class _Parser:
         while scanner.peek():
             self._rule()
             self._skip()
-        return checked_grammar(scanner, self.rules, self.uses, start)
+        return checked_grammar(scanner, self.rules, self.uses, start, _NAME_THE_START)
 
     def _skip(self) -> None:
         self.scanner.take(_SPACE)
@@ -371,7 +371,9 @@ def read_escape(scanner: Scanner) -> int:
     return ord(letter)
 
 
-def checked_grammar(scanner: Scanner, rules: dict[str, Node], uses: list[tuple[str, int]], start: str) -> Grammar:
+def checked_grammar(
+    scanner: Scanner, rules: dict[str, Node], uses: list[tuple[str, int]], start: str, name_the_start: str
+) -> Grammar:
     """Return the grammar of `rules`, or say what is wrong with them as a whole.
 
     Raises:
@@ -388,7 +390,7 @@ def checked_grammar(scanner: Scanner, rules: dict[str, Node], uses: list[tuple[s
                 f"rule {name!r} is not defined; {found}", position, name, hint="define it, or correct the name"
             )
     if start not in rules:
-        scanner.fail(f"the start rule {start!r} is not defined; {found}", 0, start, hint=_NAME_THE_START)
+        scanner.fail(f"the start rule {start!r} is not defined; {found}", 0, start, hint=name_the_start)
     size = sum(map(num_positions, rules.values()))
     if size > _MAX_POSITIONS:
         raise GuideTooLargeError(

@@ -98,7 +98,7 @@ class _Parser:
             self._skip()
         rules = dict(self.rules)
         rules[_IGNORED] = repeat(either(self.ignored), 0, None) if self.ignored else Literal("")
-        checked_grammar(scanner, rules, self.uses, "start")
+        checked_grammar(scanner, rules, self.uses, "start", "name the first rule start")
         # what is ignored may also stand before the first terminal
         rules[" start"] = sequence([Reference(_IGNORED), Reference("start")])
         return Grammar(rules, " start").productive()

@@ -161,6 +161,20 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> bytes:
     return shown
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize(
+    "arguments", [("check", "age.json", "bad.txt"), ("lint", "age.json"), ("lint", "age.json", "--json")]
+)
+def test_an_output_that_cannot_be_written(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        assert run(arguments) == 2
+    err = capfd.readouterr().err
+    assert err.startswith("error: standard output: ") and "Traceback" not in err
+
+
 def test_a_reader_that_goes_away(
     files: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
