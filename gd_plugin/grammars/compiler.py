@@ -129,10 +129,11 @@ class GrammarMatcherFactory:
             raise TypeError(f"guide must be a Guide, got {type(guide).__name__}; use Guide.json_schema(...) and so on")
         while True:
             own: Future[CompiledGrammar] = Future()
+            mine = [own]
             try:
                 future = self._claim(guide, own)
                 # one that is queued need not be waited for; it may be queued behind the very thread that asks
-                if future is own or self._take(future):
+                if future is own or self._take(future, mine):
                     self._fulfil(guide, future)
                 return future.result()
             except CancelledError:
@@ -140,7 +141,8 @@ class GrammarMatcherFactory:
                 continue
             except BaseException:
                 # an interrupt comes anywhere: nobody may be left to wait for what nobody compiles
-                self._drop(guide, own)
+                for future in mine:
+                    self._drop(guide, future)
                 raise
 
     def submit(self, guide: Guide) -> "Future[CompiledGrammar]":
@@ -155,14 +157,17 @@ class GrammarMatcherFactory:
             raise TypeError(f"guide must be a Guide, got {type(guide).__name__}; use Guide.json_schema(...) and so on")
         own: Future[CompiledGrammar] = Future()
         try:
+            # queued before anybody can find it: an interrupt between the two would leave them waiting
+            with self._lock:
+                self._queued.add(own)
             future = self._claim(guide, own)
             if future is own:
-                with self._lock:
-                    self._queued.add(own)
                 self._background.submit(
                     partial(self._unless_taken, self._fulfil, guide, own),
                     partial(self._unless_taken, self._drop, guide, own),
                 )
+            else:
+                self._take(own)
         except BaseException:
             self._unless_taken(self._drop, guide, own)
             raise
@@ -202,12 +207,16 @@ class GrammarMatcherFactory:
             self._cache[guide] = own
             return own
 
-    def _take(self, future: "Future[CompiledGrammar]") -> bool:
-        """Whether the caller is the one to do what is queued for a future; it is so once."""
+    def _take(self, future: "Future[CompiledGrammar]", mine: "list[Future[CompiledGrammar]] | None" = None) -> bool:
+        """Whether the caller is the one to do what is queued for a future; it is so once, and then `mine` has it too."""
         with self._lock:
-            queued = future in self._queued
+            if future not in self._queued:
+                return False
+            if mine is not None:
+                # first: whoever is interrupted here drops it, and nothing is done for it twice
+                mine.append(future)
             self._queued.discard(future)
-            return queued
+            return True
 
     def _unless_taken(
         self, act: Callable[[Guide, "Future[CompiledGrammar]"], None], guide: Guide, future: "Future[CompiledGrammar]"

@@ -364,11 +364,10 @@ def _spelling(value: Fraction) -> Language:
     whole, fraction = decimal(abs(value))
     parts = [cat(text(f"{whole}.{fraction}"), ZEROS) if fraction else cat(text(whole), NO_FRACTION)]
     parts.append(_normalised(whole, fraction))
-    if (printed := _printed(abs(value), up=False)) != abs(value) or (printed := _printed(abs(value), up=True)) != abs(
-        value
-    ):
-        # a float, as it is printed
-        parts.append(_normalised(*decimal(printed)))
+    for up in (False, True):
+        # a float is printed above or below what it holds
+        if (printed := _printed(abs(value), up=up)) != abs(value):
+            parts.append(_normalised(*decimal(printed)))
     return cat(text("-") if value < 0 else EPSILON, alt(*parts))
 
 

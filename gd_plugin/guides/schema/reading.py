@@ -38,9 +38,9 @@ _SINCE = {
     ),
     **dict.fromkeys(("prefixItems", "$dynamicRef"), 2020),
 }
+_UNTIL = {"dependencies": 7, "$recursiveRef": 2019}
 # references in a row, from the part of a oneOf to what it says
 _MOST_REFERENCES = 8
-_UNTIL = {"dependencies": 7, "$recursiveRef": 2019}
 
 
 def known_keywords() -> tuple[str, ...]:
