@@ -17,6 +17,7 @@ from gd_plugin.grammars.spelling import Speller
 from gd_plugin.grammars.vocabulary import Vocabulary
 from gd_plugin.guides.guide import Guide, Reasoning
 from gd_plugin.guides.language import JSON_DOCUMENTS
+from gd_plugin.guides.problem import escape_pointer
 from gd_plugin.masks.bitmask import allocate_token_bitmask
 
 __all__ = ["Verdict", "byte_vocabulary", "expected_next", "validate"]
@@ -172,7 +173,7 @@ def _json_pointer(prefix: str) -> str:
             else:
                 stack[-1] = ["", True]
         position += 1
-    steps = [str(key).replace("~", "~0").replace("/", "~1") for key, is_key in stack if not is_key]
+    steps = [escape_pointer(key) for key, is_key in stack if not is_key]
     return "/".join(["#", *steps])
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from gd_plugin.errors import GuideError, GuideTooLargeError, InvalidGuideError, UnsatisfiableGuideError
 from gd_plugin.guides.ebnf import parse_ebnf
 from gd_plugin.guides.lark import parse_lark
+from gd_plugin.guides.problem import escape_pointer
 from gd_plugin.guides.regex import parse_regex
 from gd_plugin.guides.structural_tag import parse_structural_tag
 from gd_plugin.guides.tools import tools_to_structural_tag
@@ -347,7 +348,7 @@ class Guide:
         allowed = {kind.value, "reasoning"} | ({"start"} if kind is GuideType.EBNF_GRAMMAR else set())
         for key in record:
             if key not in allowed:
-                pointer = f"#/{_escaped(str(key))}"
+                pointer = f"#/{escape_pointer(key)}"
                 raise InvalidGuideError(
                     f"{pointer}: unknown key {key!r} in a {kind.value} guide",
                     pointer=pointer,
@@ -526,7 +527,7 @@ def _check_value(root: Any) -> None:
                         hint="use str keys",
                     )
                 _require_encodable(key, pointer)
-                stack.append((item, f"{pointer}/{_escaped(key)}", depth + 1))
+                stack.append((item, f"{pointer}/{escape_pointer(key)}", depth + 1))
         elif isinstance(value, list | tuple):
             stack.extend((item, f"{pointer}/{index}", depth + 1) for index, item in enumerate(value))
         elif isinstance(value, str):
@@ -565,11 +566,6 @@ def _require_encodable(text: str, pointer: str | None, what: str = "the text", *
             pointer=pointer,
             hint="remove it; a character past U+FFFF is one character, not two surrogates",
         ) from error
-
-
-def _escaped(key: str) -> str:
-    """Return a key as a step of a JSON pointer."""
-    return key.replace("~", "~0").replace("/", "~1")
 
 
 def _sets_flag(pattern: str, letter: str) -> bool:

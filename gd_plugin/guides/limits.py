@@ -16,6 +16,7 @@ from gd_plugin.guides.caching import text_cache
 from gd_plugin.guides.expression import num_positions, weight
 from gd_plugin.guides.guide import Guide, GuideType
 from gd_plugin.guides.language import TEXT_KINDS, WRITTEN_IN_JSON, language_of
+from gd_plugin.guides.problem import escape_pointer
 from gd_plugin.guides.structural_tag import formats
 
 __all__ = ["check_limits", "compile_weight", "num_written_positions"]
@@ -125,5 +126,4 @@ def _check_depth(value: Any, max_depth: int) -> None:
         pairs = item.items() if isinstance(item, dict) else enumerate(item)
         for key, part in pairs:
             if isinstance(part, dict | list):
-                escaped = str(key).replace("~", "~0").replace("/", "~1")
-                stack.append((part, f"{pointer}/{escaped}", depth + 1))
+                stack.append((part, f"{pointer}/{escape_pointer(key)}", depth + 1))

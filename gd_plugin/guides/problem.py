@@ -1,8 +1,8 @@
-"""What lint and validation say: plain records, no logic."""
+"""What lint and validation say of a guide, and how its places are named."""
 
 from dataclasses import dataclass
 
-__all__ = ["Problem"]
+__all__ = ["Problem", "escape_pointer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +20,8 @@ class Problem:
     keyword: str
     backend: str
     message: str
+
+
+def escape_pointer(step: str | int) -> str:
+    """Return a key or an index as one step of a JSON pointer."""
+    return str(step).replace("~", "~0").replace("/", "~1")

@@ -11,8 +11,9 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from gd_plugin.errors import GuideTooLargeError, InvalidGuideError, UnsupportedGuideError
+from gd_plugin.guides.problem import escape_pointer
 
-__all__ = ["Document", "Subschema", "escape_pointer"]
+__all__ = ["Document", "Subschema"]
 
 _DRAFTS = {
     "http://json-schema.org/draft-03/schema": 3,
@@ -25,11 +26,6 @@ _DRAFTS = {
 # values that are data, not schemas
 _DATA = frozenset({"enum", "const", "default", "examples", "example"})
 _MAX_VALUES = 400_000
-
-
-def escape_pointer(part: str | int) -> str:
-    """One step of a JSON pointer."""
-    return str(part).replace("~", "~0").replace("/", "~1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gd_plugin.errors import InvalidGuideError
+from gd_plugin.guides.problem import escape_pointer
 from gd_plugin.guides.schema import arrays, combining, objects, scalars
-from gd_plugin.guides.schema.document import Document, Subschema, escape_pointer
+from gd_plugin.guides.schema.document import Document, Subschema
 from gd_plugin.guides.schema.patterns import Pattern, PatternError, compile_pattern
 from gd_plugin.guides.schema.terms import (
     NEVER,

@@ -8,8 +8,7 @@ import json
 import re
 from typing import Any, Final
 
-from gd_plugin.guides.problem import Problem
-from gd_plugin.guides.schema.document import escape_pointer
+from gd_plugin.guides.problem import Problem, escape_pointer
 
 __all__ = ["SUPPORT", "support_table", "xgrammar_problems"]
 
